@@ -125,8 +125,9 @@ void cluster_finish(ClusterHandle& cluster, std::string place) {
 // Seconds to add to this rank's times (executor:timings()) to have the first rank's.
 double cluster_clock_offset(ClusterHandle& cluster) { return clock_offset(cluster->world(), steady_seconds); }
 
-// {number, reason, members, came}: what the roster of this generation says; the members' ids by rank, and
-// whether this one has joined with it. nil of a run of fixed ranks.
+// {number, reason, members, came, least, most}: what the roster of this generation says; the members' ids by
+// rank, whether this one has joined with it, and how many ranks the run needs and takes. nil of a run of
+// fixed ranks.
 int cluster_roster(lua_State* L) {
   const auto& cluster = check_object<ClusterHandle>(L, 1);
   if (cluster->generation() == nullptr) return 0;
@@ -135,6 +136,8 @@ int cluster_roster(lua_State* L) {
   set_field(L, "number", static_cast<double>(formation.roster.number));
   set_field(L, "reason", formation.roster.reason);
   set_field(L, "came", formation.joined);
+  set_field(L, "least", static_cast<double>(formation.roster.least));
+  set_field(L, "most", static_cast<double>(formation.roster.most));
   Convert<std::vector<std::string>>::push(L, formation.roster.members);
   lua_setfield(L, -2, "members");
   return 1;

@@ -35,6 +35,11 @@ function text.duration(seconds)
   return ("%d:%02d:%02d"):format(math.floor(whole / 3600), math.floor(whole / 60) % 60, whole % 60)
 end
 
+--- A number; nil for what is no number, infinite or not a number: JSON has none of these.
+function text.finite(value)
+  return type(value) == "number" and value - value == 0 and value or nil
+end
+
 --- "[12, 64, 512]"
 function text.shape(shape) return "[" .. table.concat(shape, ", ") .. "]" end
 

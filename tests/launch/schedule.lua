@@ -65,5 +65,17 @@ end
 local spans = ledger.new(4, 40)
 for step = 5, 1000 do ledger.count(spans, step, 10 * (step - 1), 10 * step) end
 check(#spans.spans == 1 and ledger.last_step(spans) == 1000, "regular steps are one span")
+ledger.restore(spans, 500, 5000)
+check(spans.begun == 4 and ledger.last_step(spans) == 500, "an earlier step of the run drops what came later")
+for _, other in ipairs { { 800, 8000 }, { 300, 7 }, { 2, 20 } } do   -- later ones, other samples, before it began
+  local step, cursor = unpack(other)
+  spans.changes = 3
+  ledger.restore(spans, step, cursor)
+  for more = 1, 5 do ledger.count(spans, step + more, cursor + 10 * (more - 1), cursor + 10 * more) end
+  local found = ledger.totals(spans, step + 5, 10)
+  check(found.counted == 50 and found.lost == 0 and found.repeated == 0,
+    "after step %d %d are counted, %d lost, %d repeated", step, found.counted, found.lost, found.repeated)
+  check(spans.changes == 3, "the changes of ranks are those of the run")
+end
 print "right"
 os.exit(0)

@@ -156,6 +156,32 @@ class Steering(unittest.TestCase):
         step = int(re.search(r'going on after step (\d+)', self.attach(run, 'resume')).group(1))
         self.until_status(run, lambda status: status['step'] > step + 3)
 
+    def test_a_paused_run_does_no_step_while_others_wait(self):
+        self.recipe('''on_change = function(run, change)
+    if change.kind == "waiting" then
+      print "waits"
+      return false
+    end
+  end,''')
+        run = self.start('--workers', '3', '--elastic', '1:3', '--respawn', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        self.attach(run, 'pause')
+        os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
+        self.until_said(run, 'waits')
+        said = [self.attach(run, 'pause') for _ in range(3)]
+        self.assertRegex(said[0], r'the run is paused already, after step \d+')
+        self.assertEqual(said, said[:1] * 3)
+
+    def test_the_first_rank_leaves_a_paused_run(self):
+        run = self.start('--workers', '3', '--elastic', '1:3', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        step = int(re.search(r'paused after step (\d+)', self.attach(run, 'pause')).group(1))
+        os.kill(status['ranks'][0]['pid'], signal.SIGTERM)
+        self.until_said(run, f'rank 0 left the run after step {step}: SIGTERM')
+        status = self.until_status(run, lambda status: len(status['ranks']) == 2)
+        self.assertEqual(status['state'], 'paused')
+        self.assertEqual([event['event'] for event in status['timeline']][:2], ['the run began with 3 ranks', 'paused'])
+
     def test_ctrl_c_ends_a_paused_run(self):
         for name, words in self.RUNS.items():
             with self.subTest(name):
@@ -231,6 +257,40 @@ class Steering(unittest.TestCase):
                     self.until_status(run, lambda status: len(status['ranks']) == 2)
                     run.send_signal(signal.SIGINT)
                 self.assertRegex(self.ended(run, code), pattern)
+
+    def test_a_run_that_is_trained_alone_writes_no_metrics_of_the_command_line(self):
+        self.recipe('alone = true,')
+        self.hetrun('recipe.lua', '--steps=4', '--metrics=metrics.jsonl', '--trace=trace.json')
+        self.assertFalse((self.folder / 'metrics.jsonl').exists())
+        self.assertFalse((self.folder / 'trace.json').exists())
+        self.recipe('alone = true, pace = het.cluster { bandwidth = "10 Gbit/s", het.node { name = "b", type = "T4", devices = 2 } },')
+        self.assertIn('train.pace slows the ranks of a plan, and with alone = true', self.hetrun('recipe.lua', code=2))
+
+    def test_too_few_ranks_that_would_be_left_stop_the_run(self):
+        self.recipe('on_notice = function() return "leave" end,')
+        run = self.start('--workers', '2', '--elastic', '2:2', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
+        self.assertIn('stopped after step', self.ended(run, 130))
+
+    def test_ctrl_c_in_a_policy_saves_the_run(self):
+        self.recipe('''save = "runs/saved", on_notice = function(run, notice)
+    print "deciding"
+    while true do tostring(run) end
+  end,''')
+        run = self.start('--workers', '2', '--elastic', '1:2', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 2)
+        os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
+        self.until_said(run, 'deciding')
+        run.send_signal(signal.SIGINT)
+        self.assertIn('stopped and saved', self.ended(run, 130))
+
+    def test_what_on_change_returns_beside_a_plan_is_not_run(self):
+        self.recipe('''on_change = function(run, change)
+    local found = het.plan { microbatch = 3, het.pipeline { microbatches = 4, het.stage { "here:0" }, het.stage { "here:1" } } }
+    return found, { { lost = "x", plan = '(function() error("ESCAPED", 0) end)()' } }
+  end,''')
+        self.assertNotIn('ESCAPED', self.ended(self.start('--workers', '2', '--elastic', '1:2', 'recipe.lua', '--steps=5'), 0))
 
     def test_answers_that_are_none_are_errors_with_the_line_of_the_function(self):
         for fields, sentence in (

@@ -101,12 +101,22 @@ function policy.plan(run, change)
   return found, fallbacks
 end
 
+-- The same, of a question between two steps. Ctrl-C meanwhile is answered with `stopped`, and ends the run as it does
+-- in a step.
+local function ask_between_steps(run, name, what, stopped)
+  local ok, answer = pcall(ask, run, name, what)
+  if ok then return answer end
+  if select(2, errors.describe(answer)) ~= "interrupted" then error(answer, 0) end
+  run.stopped = true
+  return stopped
+end
+
 --- Whether those who wait to join are let in now. All ranks call it.
 -- @treturn boolean
 -- @treturn ?number else, the steps after which it is asked again
 function policy.admits(run, change)
   local words = together.by_first(run, function()
-    local answer = ask(run, "on_change", change)
+    local answer = ask_between_steps(run, "on_change", change, false)
     if type(answer) ~= "boolean" then
       refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,")
     end
@@ -120,11 +130,12 @@ local answers_to_notice = { leave = true, wait = true, stop = true }
 --- What happens upon notices: "leave", "wait" or "stop". All ranks call it.
 function policy.notice(run, notice)
   return together.by_first(run, function()
-    local answer = ask(run, "on_notice", notice)
+    local answer = ask_between_steps(run, "on_notice", notice, "stop")
     if not answers_to_notice[answer] then
       refuse(run, "on_notice", in_words(answer), '"leave", "wait" or "stop", or nil for the default,')
     end
-    return answer == "leave" and #notice.ranks == notice.of and "stop" or answer
+    local too_few = notice.of - #notice.ranks < math.max(1, notice.least)
+    return answer == "leave" and too_few and "stop" or answer
   end)
 end
 

@@ -90,13 +90,14 @@ local function print_status(status)
   local recipe = status.recipe and (" (%s)"):format(status.recipe) or ""
   say(row, "run", ("%s%s, %s; begun %s, last heard of %s"):format(status.run, recipe, status.state,
     ago(now - (status.started or now)), ago(now - status.at)))
-  local rate = status.step_seconds and status.tokens_per_step and ("; %s %s/s, %s left"):format(
+  local rate = text.finite(status.step_seconds) and status.tokens_per_step and ("; %s %s/s, %s left"):format(
     text.count(status.tokens_per_step / status.step_seconds), status.unit,
     text.duration((status.steps - status.step) * status.step_seconds)) or ""
   say(row, "step", ("%d of %d%s"):format(status.step, status.steps, rate))
   local losses = {}
   for _, name in ipairs { "loss", "validation", "best" } do
-    if status[name] then losses[#losses + 1] = ("%s%.4f"):format(name == "loss" and "" or name .. " ", status[name]) end
+    local loss = text.finite(status[name])
+    if loss then losses[#losses + 1] = ("%s%.4f"):format(name == "loss" and "" or name .. " ", loss) end
   end
   if losses[1] then say(row, "loss", table.concat(losses, ", ")) end
   if status.generation then say(row, "generation", ("%d"):format(status.generation)) end

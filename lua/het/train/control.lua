@@ -8,6 +8,8 @@ local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local source = require "het.language.source"
 local snapshots = require "het.train.snapshots"
+local text = require "het.text"
+local together = require "het.train.together"
 
 local control = {}
 
@@ -29,10 +31,10 @@ end
 
 -- A first rank that takes over goes on with what the one before it left.
 local function take_over(run)
-  local text = not run.took_over and run.control:earlier()
-  if not text then return end
+  local left = not run.took_over and run.control:earlier()
+  if not left then return end
   run.took_over = true
-  local ok, earlier = pcall(native.json_decode, text)
+  local ok, earlier = pcall(native.json_decode, left)
   local roster = run.cluster:roster()
   if not ok or earlier.state == "ended" or not roster or roster.number == 1 then return end
   local first = (run.timeline or {})[1]
@@ -50,8 +52,9 @@ local function status_of(run, state)
   local taken, roster = run.snapshot_taken or {}, run.member and run.cluster:roster()
   return native.json_encode {
     run = a.name, recipe = source.path(), state = state or run.paused and "paused" or "training", step = run.step,
-    steps = a.steps, loss = run.loss, validation = run.validation, best = run.best, step_seconds = run.step_seconds,
-    tokens_per_step = run.tokens_per_step, unit = run.unit, started = run.started_at, at = os.time(),
+    steps = a.steps, loss = text.finite(run.loss), validation = text.finite(run.validation),
+    best = text.finite(run.best), step_seconds = text.finite(run.step_seconds), tokens_per_step = run.tokens_per_step,
+    unit = run.unit, started = run.started_at, at = os.time(),
     generation = roster and roster.number, elastic = run.member ~= nil, plan = run.plan and tostring(run.plan),
     ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
     snapshots = { memory = taken.memory, disk = taken.disk, folder = (a.snapshot or {}).folder,
@@ -70,15 +73,17 @@ function control.follow(run)
   if not run.cluster or run.cluster:size() == 1 and not run.member then return end
   run.since = run.since or os.time()
   local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.since,
-    paused = run.paused or false, started = run.started_at or run.since }
+    paused = run.paused or false, started = run.started_at }   -- a rank that joins does not know when
+  local started, since = math.huge, math.huge
   run.roll = {}
-  for i, text in ipairs(run.cluster:all_gather(native.json_encode(own))) do
-    local theirs = native.json_decode(text)
+  for i, said in ipairs(run.cluster:all_gather(native.json_encode(own))) do
+    local theirs = native.json_decode(said)
     run.paused = run.paused or theirs.paused   -- a rank that joins is paused with the others
-    run.started_at = math.min(run.started_at or theirs.started, theirs.started)
+    started, since = math.min(started, theirs.started or started), math.min(since, theirs.since)
     theirs.rank, theirs.paused, theirs.started = i - 1, nil, nil
     run.roll[i] = theirs
   end
+  run.started_at = started < math.huge and started or since
   local roster = run.cluster:roster()
   if roster and roster.number ~= run.generation_seen then
     local sentence = roster.number == 1 and "the run began with %d %s" or "generation " .. roster.number .. ": "
@@ -99,12 +104,14 @@ function control.follow(run)
   post(run)
 end
 
+-- What commands do, on all ranks. An error is the answer too, so all ranks have to raise it. What one of them may raise
+-- alone is done by a function that a word returns in place of the answer: its error ends the run.
 local words = {}
 
 words.status = function() return "" end
 
 words.snapshot = function(run)
-  local taken = snapshots.now(run)
+  local taken = together.call(run, snapshots.now, run)
   local where = {}
   if taken.memory then where[1] = "in memory" end
   if taken.place then where[#where + 1] = "in " .. taken.place end
@@ -129,8 +136,11 @@ words.replan = function(run)
   if not run.member then
     errors.usage("replan needs a run with --elastic; a function of the recipe may call run:use_plan")
   end
-  elastic.replan(run)
-  return ("planned again after step %d:\n%s"):format(run.step, tostring(run.plan))
+  local follow_plan = elastic.replan(run)
+  return function()
+    follow_plan()
+    return ("planned again after step %d:\n%s"):format(run.step, tostring(run.plan))
+  end
 end
 
 words.stop = function(run)
@@ -138,14 +148,12 @@ words.stop = function(run)
   return ("the run ends after step %d, as by Ctrl-C"):format(run.step)
 end
 
-control.words = words
-
 -- Follows the command that waits on the first rank, on all ranks.
 local function obey(run)
   local own = ""
   if run.control then
-    local id, text = run.control:command()
-    local word, started = (text or ""):match "^(%S+) (%d+)$"
+    local id, sent = run.control:command()
+    local word, started = (sent or ""):match "^(%S+) (%d+)$"
     if tonumber(started) == run.started_at then
       own = native.json_encode { id = id, text = word }
     elseif id then
@@ -162,6 +170,7 @@ local function obey(run)
   end)
   local kind = not ok and select(2, errors.describe(answer))
   if kind and kind ~= "usage" and kind ~= "environment" then error(answer, 0) end
+  if type(answer) == "function" then answer = answer() end
   run.answers = last(run.answers or {}, most_answers - 1)
   table.insert(run.answers, { id = command.id, ok = ok, text = ok and answer or errors.describe(answer) })
   if run.control then
@@ -170,39 +179,47 @@ local function obey(run)
   end
 end
 
--- Waits until `resume`, `stop`, an interrupt, a notice, or others that join. All ranks go round together.
+-- What the ranks say to each other while they wait: whether any of them is to stop, sees others wait that may be let
+-- in, or has a notice.
+local function look(run)
+  local a, own = run.arguments, {}
+  own.stop = native.interrupted() or run.stopped or false
+  own.notice = run.member ~= nil and run.notices:notice() ~= nil
+  own.waiting = run.member ~= nil and run.step < a.steps and run.step >= (run.ask_again or 0)
+    and run.member:waiting() > 0
+  run.stopped = own.stop
+  local any = { stop = false, notice = false, waiting = false }
+  for _, said in ipairs(run.cluster:all_gather(native.json_encode(own))) do
+    for name, value in pairs(native.json_decode(said)) do any[name] = any[name] or value end
+  end
+  return any, own
+end
+
+-- Waits until `resume`, `stop`, an interrupt, or a notice or others that join, as the policies decide. All ranks go
+-- round together. Returns elastic.change when the ranks are to end the generation.
 local function stay_paused(run)
-  local interrupted = false
   while run.paused do
     if run.control then run.control:command(pause_look) end
-    interrupted = interrupted or native.interrupted()
-    local waiting = run.member and run.member:waiting() > 0
-    local notice = run.member and run.notices:notice() ~= nil
-    local any = { interrupted = false, waiting = false, notice = false }
-    local own = native.json_encode { interrupted = interrupted, waiting = waiting or false, notice = notice or false }
-    for _, words_of in ipairs(run.cluster:all_gather(own)) do
-      for name, value in pairs(native.json_decode(words_of)) do any[name] = any[name] or value end
-    end
-    if any.interrupted then
+    local any, own = look(run)
+    local upon_notice = run.member and elastic.leaving(run, { any = any.notice, own = own.notice })
+    if any.stop or upon_notice == "stop" then
       run.stopped, run.paused = true, false
-    elseif any.waiting or any.notice then   -- a step has the ranks say so to each other; then it is paused again
       return
-    else
-      obey(run)
     end
+    if upon_notice == "leave" then elastic.let_leave(run) end
+    if any.waiting and elastic.admits(run, true) then return elastic.change end
+    obey(run)
   end
 end
 
 --- After a step and what follows it: follow the command that waits, and leave a status. All ranks call it. Returns
--- whether the run is to stop.
+-- whether the run is to stop, or elastic.change when the ranks are to end the generation.
 function control.after_step(run)
   if not run.roll then return false end
-  local asked = run.control and run.cluster:size() == 1 and run.control:has_command()
-    or run.session.trainer:any_command()
-  if asked then obey(run) end
-  if run.paused then stay_paused(run) end
+  if run.session.trainer:any_command() then obey(run) end
+  local change = run.paused and stay_paused(run)
   if run.control and native.clock() - run.posted_at >= seconds_between then post(run) end
-  return run.stopped
+  return change or run.stopped
 end
 
 --- The run has ended, or fails: what is said of it last.

@@ -10,6 +10,7 @@ local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
+local text = require "het.text"
 
 local elastic = {}
 
@@ -42,13 +43,14 @@ end
 -- What the ranks exchange before anything else. `step`: of the state, nil without one; `left_behind`: it was not
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
--- `offset`: of the cursor from the samples that the run's steps took.
+-- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
+-- another one has broken off what followed it.
 local function exchange(self)
   local own = { left_behind = self.left_behind }
   if self.has_state then
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
-      followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted, best = self.best,
-      validation = self.validation,
+      followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
+      best = text.finite(self.best), validation = text.finite(self.validation), reached = self.reached,
       offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
       ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
   end
@@ -133,9 +135,12 @@ local function begin_session(self)
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
-    reached, faults = math.max(reached, holder.has.step), math.max(faults, holder.has.faults or 0)
+    reached = math.max(reached, holder.has.step, holder.has.reached or 0)
+    faults = math.max(faults, holder.has.faults or 0)
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
+  self.ask_again = nil   -- which a rank that joins does not know
+  self.reached = reached
   chaos.agree(self, faults, not holds)
   if not holds then forget(self) end
   if known then
@@ -159,12 +164,15 @@ local function begin_session(self)
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
   if known and known.members then count_change(self, known, roster.members, reached) end
-  self.members = roster.members
+  self.members, self.reached = roster.members, nil
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
 end
 
--- The others have ended the run: no mistake, the process exits with 0.
-local function end_without() errors.raise("ended", "the run has ended; this process was not needed any more") end
+-- The others have ended the run: no mistake, the process exits with 0. What `hetrun status` shows is theirs.
+local function end_without(self)
+  self.control = nil
+  errors.raise("ended", "the run has ended; this process was not needed any more")
+end
 
 -- Ranks at least and at most: each has a micro-batch of every step.
 local function bounds_of(a)
@@ -189,7 +197,7 @@ function elastic.join(self, joining)
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
-  self.cluster = self.member:open() or end_without()
+  self.cluster = self.member:open() or end_without(self)
 end
 
 -- Raises where generation after generation of the same ranks ends where it has begun.
@@ -225,15 +233,21 @@ function elastic.begin(self, begin_state)
   end
 end
 
---- Plans again for the ranks that are there, and goes on by that plan. All ranks call it at the same place.
+--- Plans again for the ranks that are there; what goes wrong in this is an error on all ranks. All ranks call it at the
+-- same place.
+-- @treturn function called on all ranks, has them go on by that plan
 function elastic.replan(self)
-  self.plan, self.fallbacks = policy.plan(self, change_of(self, "replan", {}))
-  self.session = session.new(self, self.session)
+  local found, fallbacks = policy.plan(self, change_of(self, "replan", {}))
+  return function()
+    self.plan, self.fallbacks = found, fallbacks
+    self.session = session.new(self, self.session)
+  end
 end
 
 --- Whether the ranks end the generation after the step that was just done, for others wait to join and are let in.
-function elastic.admits(self)
-  if not self.session:asked_to_change() or self.step < (self.ask_again or 0) then return false end
+-- @bool[opt] waits whether others wait, the same on all ranks (default: as they said in the step)
+function elastic.admits(self, waits)
+  if not (waits or self.session:asked_to_change()) or self.step < (self.ask_again or 0) then return false end
   local admitted, steps = policy.admits(self, change_of(self, "waiting", { waiting = self.member:waiting() }))
   self.ask_again = not admitted and self.step + steps or nil
   return admitted
@@ -242,7 +256,8 @@ end
 -- What the ranks that have a notice know of it.
 local function notice_of(self)
   local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice() })
-  local notice = { ranks = {}, of = #texts, least = native.settings.least or 1, step = self.step,
+  local least = self.cluster:roster().least or native.settings.least or 1
+  local notice = { ranks = {}, of = #texts, least = math.max(1, least), step = self.step,
     waited = self.chaos and math.huge or native.clock() - self.notice_seen }   -- its notices come all at once
   for i, words in ipairs(texts) do
     local their = native.json_decode(words)
@@ -258,14 +273,20 @@ local function notice_of(self)
   return notice
 end
 
---- What happens after the step that was just done as some ranks have notices: nil where none has, else "leave", "wait"
--- or "stop", the same on all ranks.
-function elastic.leaving(self)
+local function notices_of_step(self)
   local leaving, any = self.session.trainer:leaving(), false
   for _, leaves in ipairs(leaving) do any = any or leaves end
-  self.notice_seen = any and (self.notice_seen or native.clock()) or nil
-  if not any then return nil end
-  self.leaves = leaving[self.place + 1]
+  return { any = any, own = leaving[self.place + 1] }
+end
+
+--- What happens after the step that was just done as some ranks have notices: nil where none has, else "leave", "wait"
+-- or "stop", the same on all ranks.
+-- @tparam[opt] table notices `any`, `own`: whether any rank has one, and this one (default: as they said in the step)
+function elastic.leaving(self, notices)
+  notices = notices or notices_of_step(self)
+  self.notice_seen = notices.any and (self.notice_seen or native.clock()) or nil
+  if not notices.any then return nil end
+  self.leaves = notices.own
   return policy.notice(self, notice_of(self))
 end
 
@@ -284,6 +305,7 @@ function elastic.let_leave(self)
   local why = notice.source == "SIGTERM" and "SIGTERM"
     or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
   native.say_left()
+  self.control = nil   -- the others go on
   errors.raise("ended", "rank %d left the run after step %d: %s", self.rank, self.step, why)
 end
 
@@ -293,7 +315,7 @@ end
 function elastic.next_generation(self, why, agreed)
   self.cluster:close(why, agreed)
   self.left = true   -- the run, unless there is a next generation with this rank
-  self.cluster = self.member:open() or end_without()
+  self.cluster = self.member:open() or end_without(self)
   self.left = false
   self.rank = self.cluster:rank()
 end

@@ -165,6 +165,9 @@ local function check(a, report)
   if a.alone and a.plan then
     report("plan", "train.plan says who computes what, and with alone = true this process does everything; take one")
   end
+  if a.alone and a.pace then
+    report("pace", "train.pace slows the ranks of a plan, and with alone = true this process does everything; take one")
+  end
   if a.resume and not a.save and not (a.snapshot and a.snapshot.folder) then
     report("resume", "train.resume needs 'save' or 'snapshot.folder', the folder to go on from")
   end
@@ -229,7 +232,7 @@ return define.constructor {
     { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans "
       .. "for a mixed cluster on one machine whose own rates are well above" },
     { "alone", "boolean", "this process trains it by itself, though it is one of several ranks of another run, as to "
-      .. "compare", default = false },
+      .. "compare; --metrics and --trace are of the other run", default = false },
     { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "
       .. "started by `hetrun --workers N`)" },
   },

@@ -24,6 +24,23 @@ function ledger.last_step(self)
   return last and last.step + last.steps - 1 or self.begun
 end
 
+-- The first sample of the step after `step`; nil where that is not known.
+local function cursor_after(self, step)
+  if step == self.begun then return self.start end
+  for _, span in ipairs(self.spans) do
+    if step >= span.step and step < span.step + span.steps then
+      return span.first + (step - span.step + 1) * span.batch
+    end
+  end
+end
+
+--- The run goes on after a step of another run, or of an earlier one of this run, with a sample: where these are not
+-- its steps and samples, counting begins again.
+function ledger.restore(self, step, cursor)
+  if cursor_after(self, step) == cursor then return ledger.go_back(self, step) end
+  self.begun, self.start, self.spans = step, cursor, {}
+end
+
 --- A step has counted the samples from `first` to before `after`.
 function ledger.count(self, step, first, after)
   ledger.go_back(self, step - 1)

@@ -201,7 +201,8 @@ local function take_steps(self, reporter)
     local upon_notice = self.member and elastic.leaving(self)
     if upon_notice == "stop" then return true end
     if upon_notice == "leave" then elastic.let_leave(self) end
-    if control.after_step(self) then return true end
+    local ending = control.after_step(self)
+    if ending then return ending end
     if self.member and self.step < a.steps and elastic.admits(self) then return elastic.change end
   end
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
@@ -286,10 +287,10 @@ local function new_reporter(self)
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
     flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
-    metrics = a.metrics or (settings.metrics ~= "" and settings.metrics) or nil, best = self.best,
+    metrics = a.metrics or (not a.alone and settings.metrics ~= "" and settings.metrics) or nil, best = self.best,
     every = math.max(1, math.floor(a.steps / 20)),
   }
-  if settings.trace ~= "" then
+  if settings.trace ~= "" and not a.alone then
     self.trace_step = math.min(begun(self) + 3, a.steps)   -- the first ones are not typical
     self.say = function(sentence) reporter:say(sentence) end
   end

@@ -6,6 +6,7 @@ local access = require "het.sandbox.access"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local ledger = require "het.train.ledger"
 local snapshots = require "het.train.snapshots"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
@@ -152,6 +153,7 @@ end
 local function go_on_after(run, about)
   run.step, run.best, run.validation = about.step, about.best, about.validation
   run.cursor = about.cursor or about.step * run.arguments.batch
+  ledger.restore(run.ledger, run.step, run.cursor)
   run.called, run.followed, run.reported, run.evaluated = run.step, run.step, run.step, run.step
   run.session.sampler:seek(run.cursor)
 end

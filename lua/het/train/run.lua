@@ -232,7 +232,7 @@ function Run:peak_memory() return self.session:peak_memory() end
 --- What the metrics file of the run holds, written by whichever rank speaks for the run: a list of tables.
 function Run:records()
   local a, settings = self.arguments, native.settings or {}
-  local path = a.metrics or settings.metrics ~= "" and settings.metrics
+  local path = a.metrics or not a.alone and settings.metrics ~= "" and settings.metrics
   if not path then
     errors.usage 'run:records: this run writes no metrics; het.train { metrics = "runs/mine/metrics.jsonl" } does'
   end
