@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -208,6 +209,19 @@ class Steering(unittest.TestCase):
         self.assertIn('recipe.lua', self.hetrun('status', f'--rendezvous={store}', HETRUN_SECRET=values['HETRUN_SECRET']))
         self.assertIn('secret', self.hetrun('status', f'--rendezvous={store}', HETRUN_SECRET='another secret of that length', code=2))
         self.assertIn("no status of a run 'other'", self.hetrun('status', f'--pid={run.pid}', '--run=other', code=2))
+
+    def test_where_the_store_of_a_run_does_not_answer_the_option_that_names_another_is_said(self):
+        with socket.socket() as closed:   # bound, and nothing listens there
+            closed.bind(('127.0.0.1', 0))
+            rank = self.start('recipe.lua', RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
+                              MASTER_PORT=str(closed.getsockname()[1]))
+            # The process that started the rank by hand is this one.
+            self.until(lambda: f'{os.getpid()}' in self.found_by_hand(), rank)
+            self.assertRegex(self.hetrun('status', f'--pid={os.getpid()}', code=75),
+                             f'the run of process {os.getpid()} cannot be reached: .*; where its recipe names a rendezvous, --rendezvous=etcd://')
+
+    def found_by_hand(self):
+        return self.hetrun('status', '--pid=1', code=2)
 
     # --- policies
 
