@@ -287,6 +287,22 @@ class Steering(unittest.TestCase):
         os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
         self.assertIn('stopped after step', self.ended(run, 130))
 
+    def test_a_rank_that_joined_knows_how_many_the_run_needs(self):
+        with socket.socket() as listener:
+            listener.bind(('127.0.0.1', 0))
+            place = f'127.0.0.1:{listener.getsockname()[1]}'
+        head = self.start('--workers', '2', '--elastic', '2:4', f'--listen={place}', 'recipe.lua')
+        first = self.until_status(head, lambda status: status['step'] > 2)
+        machine = self.start('--workers', '2', f'--join={place}', 'recipe.lua')
+        self.until_status(head, lambda status: len(status['ranks']) == 4)
+        for rank in first['ranks']:
+            os.kill(rank['pid'], signal.SIGKILL)
+        def two_are_left():   # no rank of the launcher is there any more: by its store
+            status = json.loads(self.hetrun('status', f'--rendezvous={place}', '--json', HETRUN_SECRET=SECRET))
+            return len(status['ranks']) == 2 and status['ranks']
+        os.kill(self.until(two_are_left, machine)[1]['pid'], signal.SIGTERM)
+        self.assertIn('stopped after step', self.ended(machine, 130))
+
     def test_ctrl_c_in_a_policy_saves_the_run(self):
         self.recipe('''save = "runs/saved", on_notice = function(run, notice)
     print "deciding"
