@@ -190,6 +190,12 @@ class Elastic(unittest.TestCase):
         self.assertEqual([g['members'] for g in self.generations()], [3])
         self.assert_same_curve(right)
 
+    def test_ranks_are_a_cluster_to_the_planner(self):
+        shutil.copy(RECIPE.with_name('ranks.lua'), self.folder)
+        done = subprocess.run([HETRUN, '--trust', 'ranks.lua'], cwd=self.folder, text=True, capture_output=True,
+                              timeout=WAIT, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, 'right\n'), done.stderr)
+
     def test_the_planner_decides_which_rank_has_which_part(self):
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'

@@ -143,13 +143,17 @@ function ranks.cluster_of(all, link)
     all_reduce = all[1].kind == "cpu" and "mesh" or "hierarchical" }, names
 end
 
---- By rank of the plan, from 0, the rank of the run that has this device; nil where the plan leaves ranks out.
+--- By rank of the plan, from 0, the rank of the run that has this device; nil where the plan leaves ranks out,
+-- or names devices that are not theirs.
 -- @tparam table devices names in the order of the plan (het.plan.devices)
 -- @tparam table names of the ranks' devices, by rank
 function ranks.order_of(devices, names)
   local rank_of, order = {}, {}
   for i, name in ipairs(names) do rank_of[name] = i - 1 end
-  for i, device in ipairs(devices) do order[i] = rank_of[device] end
+  for i, device in ipairs(devices) do
+    if not rank_of[device] then return nil end
+    order[i] = rank_of[device]
+  end
   return #order == #names and order or nil
 end
 
