@@ -50,3 +50,4 @@ check(ranks.order_of({ "c:0", "a:0" }, { "a:0", "b:0", "c:0" }) == nil, "a rank 
 check(ranks.order_of({ "x:0", "a:0", "b:0" }, { "a:0", "b:0", "c:0" }) == nil, "a device that is not there")
 
 print "right"
+os.exit(0)
