@@ -106,10 +106,11 @@ end
 -- @tparam table all what each rank described, by rank
 -- @tparam table link between machines: { bandwidth = bytes/s, latency = s }
 -- @treturn table for het.plan.cluster.with
--- @treturn table list of names, as "host:0"
+-- @treturn table list of names, as "host:0"; of ranks that share one machine "here:0"
 function ranks.cluster_of(all, link)
   local types, nodes, names, taken = {}, {}, {}, {}
-  for _, machine in ipairs(machines_of(all)) do
+  local machines = machines_of(all)
+  for _, machine in ipairs(machines) do
     local share, by_type = share_of(all, machine), {}
     for _, rank in ipairs(machine.ranks) do
       local own = all[rank + 1]
@@ -124,7 +125,7 @@ function ranks.cluster_of(all, link)
         bandwidth = on_cpu and 4e9 or 12e9, latency = on_cpu and 50e-6 or 10e-6, efficiency = on_cpu and 0.8 or 0.7 })
       local node = by_type[type]
       if not node then   -- devices of two types in one machine are two nodes of the planner's
-        node = { name = name_of(machine.host, taken), type = type, zone = machine.zone, devices = 0 }
+        node = { name = name_of(#machines > 1 and machine.host or "here", taken), type = type, zone = machine.zone, devices = 0 }
         by_type[type] = node
         nodes[#nodes + 1] = node
       end

@@ -144,7 +144,7 @@ words.replan = function(run)
 end
 
 words.stop = function(run)
-  run.stopped, run.paused = true, false
+  run.stopped, run.ends, run.paused = true, true, false
   return ("the run ends after step %d, as by Ctrl-C"):format(run.step)
 end
 
@@ -203,7 +203,7 @@ local function stay_paused(run)
     local any, own = look(run)
     local upon_notice = run.member and elastic.leaving(run, { any = any.notice, own = own.notice })
     if any.stop or upon_notice == "stop" then
-      run.stopped, run.paused = true, false
+      run.stopped, run.ends, run.paused = true, true, false
       return
     end
     if upon_notice == "leave" then elastic.let_leave(run) end
@@ -213,13 +213,14 @@ local function stay_paused(run)
 end
 
 --- After a step and what follows it: follow the command that waits, and leave a status. All ranks call it. Returns
--- whether the run is to stop, or elastic.change when the ranks are to end the generation.
+-- whether the run is to stop, as all ranks know (one that was interrupted alone tells the others in the next step), or
+-- elastic.change when the ranks are to end the generation.
 function control.after_step(run)
   if not run.roll then return false end
   if run.session.trainer:any_command() then obey(run) end
   local change = run.paused and stay_paused(run)
   if run.control and native.clock() - run.posted_at >= seconds_between then post(run) end
-  return change or run.stopped
+  return change or run.ends or false
 end
 
 --- The run has ended, or fails: what is said of it last.
