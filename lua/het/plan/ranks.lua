@@ -125,7 +125,8 @@ function ranks.cluster_of(all, link)
         bandwidth = on_cpu and 4e9 or 12e9, latency = on_cpu and 50e-6 or 10e-6, efficiency = on_cpu and 0.8 or 0.7 })
       local node = by_type[type]
       if not node then   -- devices of two types in one machine are two nodes of the planner's
-        node = { name = name_of(#machines > 1 and machine.host or "here", taken), type = type, zone = machine.zone, devices = 0 }
+        local host = #machines > 1 and machine.host or "here"
+        node = { name = name_of(host, taken), type = type, zone = machine.zone, devices = 0 }
         by_type[type] = node
         nodes[#nodes + 1] = node
       end
