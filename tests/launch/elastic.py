@@ -63,6 +63,15 @@ class Elastic(unittest.TestCase):
         environment = {'HETRUN_FAULT': ', '.join(faults), **({'HETRUN_HOST': host} if host else {})}
         return self.start(*words, environment=environment, **more)
 
+    def let_join(self, head, place, step, *words, workers, members, **more):
+        """Ranks of another machine, which wait to join a run that is held before a step, and come in when it goes on:
+        together, or one after the other, until it has so many members."""
+        machine = self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=workers, elastic=None, **more)
+        self.until_said(machine, 'waits to join', 1)
+        self.go(step)
+        self.until_generation(head, lambda generation: generation['members'] == members)
+        return machine
+
     def until(self, process, is_it, what):
         deadline = time.monotonic() + WAIT
         while not is_it():
@@ -202,11 +211,7 @@ class Elastic(unittest.TestCase):
         head = self.start_held({10: 0, 30: 0}, '--reversed', f'--listen={place}', workers=3, elastic='2:5',
                                host='machine-a')
         self.until_step(head, 9)
-        machine = self.start(f'--join={place}', '--reversed', '--warn-after=0.2s', workers=2, elastic=None,
-                             environment={'HETRUN_HOST': 'machine-b'})
-        self.until_said(machine, 'waits to join', 1)
-        self.go(10)
-        self.until_generation(head, lambda generation: generation['members'] == 5)
+        machine = self.let_join(head, place, 10, '--reversed', workers=2, members=5, environment={'HETRUN_HOST': 'machine-b'})
         self.until_step(head, 29)
         os.kill(self.ranks(head)[1], signal.SIGKILL)
         self.go(30)
@@ -220,11 +225,7 @@ class Elastic(unittest.TestCase):
         place = f'127.0.0.1:{free_port()}'
         head = self.start_held({10: 0, 60: 0}, f'--listen={place}', workers=2)
         self.until_step(head, 9)
-        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=2, elastic=None)
-        self.until_said(machine, 'waits to join', 1)
-        self.go(10)
-        # They come together, or one after the other.
-        self.until_generation(head, lambda generation: generation['members'] == 4)
+        machine = self.let_join(head, place, 10, workers=2, members=4)
         self.until_step(head, 59)
         for rank in self.ranks(head).values():
             os.kill(rank, signal.SIGKILL)
@@ -243,10 +244,7 @@ class Elastic(unittest.TestCase):
         place = f'127.0.0.1:{free_port()}'
         head = self.start_held({10: 0, 30: 0}, f'--listen={place}', workers=1, elastic='1:2')
         self.until_step(head, 9)
-        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=1, elastic=None)
-        self.until_said(machine, 'waits to join', 1)
-        self.go(10)
-        self.until_generation(head, lambda generation: generation['members'] == 2)
+        machine = self.let_join(head, place, 10, workers=1, members=2)
         self.go(30)
         self.ended(head)
         self.ended(machine)
@@ -286,10 +284,7 @@ class Elastic(unittest.TestCase):
         place = f'127.0.0.1:{free_port()}'
         head = self.start_held({10: 0, 60: 0}, f'--listen={place}', workers=4, elastic='1:64')
         self.until_step(head, 9)
-        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=3, elastic=None)
-        self.until_said(machine, 'waits to join', 1)
-        self.go(10)
-        self.until_generation(head, lambda generation: generation['members'] == 6)
+        machine = self.let_join(head, place, 10, workers=3, members=6)
         self.go(60)
         self.ended(head)
         self.ended(machine)
