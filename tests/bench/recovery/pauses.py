@@ -5,7 +5,6 @@ reads from the metrics when the others are connected again, have a session, and 
 they meet there (a process of this machine) instead of in the launcher's store.
 """
 
-import json
 import os
 import random
 import shutil
@@ -17,6 +16,8 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+from metrics import Metrics
 
 RECIPE = """local het = require "het"
 local corpus = het.data.text { path = "text.txt", tokenizer = "char" }
@@ -51,29 +52,19 @@ def start_etcd(folder):
     sys.exit('etcd did not begin within 30 s')
 
 
-class Metrics:
-    """Lines of a file as they come, with the time at which they were seen."""
-
-    def __init__(self, path):
-        self.path, self.file, self.part = path, None, ''
-
-    def until(self, is_it, process):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if self.file is None and self.path.exists():
-                self.file = open(self.path)
-            line = self.file.readline() if self.file else ''
-            if not line.endswith('\n'):
-                self.part += line
-                if process.poll() is not None:
-                    sys.exit(f'the run ended: {process.communicate()}')
-                time.sleep(0.0002)
-                continue
-            now, record, self.part = time.monotonic(), json.loads(self.part + line), ''
-            if is_it(record):
-                return now, record
-        process.kill()
-        sys.exit(f'nothing came within 60 s: {process.communicate()}')
+def until(metrics, is_it, process):
+    """The time at which a record came, and the record."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        seen = metrics.next()
+        if seen is None:
+            if process.poll() is not None:
+                sys.exit(f'the run ended: {process.communicate()}')
+            time.sleep(0.0002)
+        elif is_it(seen[1]):
+            return seen
+    process.kill()
+    sys.exit(f'nothing came within 60 s: {process.communicate()}')
 
 
 def trial(hetrun, folder, chance, words, silent):
@@ -84,15 +75,15 @@ def trial(hetrun, folder, chance, words, silent):
                                stderr=subprocess.PIPE, text=True)
     lines = Metrics(metrics)
     first = 20 + chance.randrange(40)
-    lines.until(lambda record: record.get('step') == first, process)
+    until(lines, lambda record: record.get('step') == first, process)
     ranks = [int(pid) for pid in subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True,
                                                 text=True).stdout.split()]
     time.sleep(chance.random() * 0.02)
     killed = time.monotonic()
     victim = chance.choice(ranks)
     os.kill(victim, signal.SIGSTOP if silent else signal.SIGKILL)
-    ready, generation = lines.until(lambda record: 'generation' in record, process)
-    stepped, _ = lines.until(lambda record: record.get('step', 0) > generation['step'] + 1, process)
+    ready, generation = until(lines, lambda record: 'generation' in record, process)
+    stepped, _ = until(lines, lambda record: record.get('step', 0) > generation['step'] + 1, process)
     if silent:
         os.kill(victim, signal.SIGKILL)
     process.terminate()

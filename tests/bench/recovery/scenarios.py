@@ -7,13 +7,13 @@ import re
 import secrets
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from metrics import Metrics
 from network import Network
 
 HERE = Path(__file__).resolve().parent
@@ -42,8 +42,7 @@ class Cluster:
         """A run on machines, which begins when the least number is there: the first one serves the store."""
         self.attempt += 1
         self.secret, self.words = secrets.token_hex(16), words
-        self.metrics = self.folder / f'metrics-{self.attempt}.jsonl'
-        self.records, self.part, self.file = [], '', None
+        self.metrics = Metrics(self.folder / f'metrics-{self.attempt}.jsonl')
         for machine in machines:
             place = f'{self.network.address[machines[0]]}:{PORT}'
             if machine == machines[0]:
@@ -62,7 +61,7 @@ class Cluster:
         self.processes[machine] = subprocess.Popen(
             self.network.inside(machine, [self.hetrun, '--workers', '1', '--threads', '1', *how, '--trust',
                                           '--interface=peers', 'scenario.lua', *self.words,
-                                          f'--metrics={self.metrics}']),
+                                          f'--metrics={self.metrics.path}']),
             cwd=work, stdout=log, stderr=log, env=environment)
 
     def kill(self, machine):
@@ -75,19 +74,15 @@ class Cluster:
         """The time at which a record of the metrics came, and the record."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            if self.file is None and self.metrics.exists():
-                self.file = open(self.metrics)
-            line = self.file.readline() if self.file else ''
-            if not line.endswith('\n'):
-                self.part += line
+            seen = self.metrics.next()
+            if seen is None:
                 if self.processes and all(process.poll() is not None for process in self.processes.values()):
                     self.fail(f'all have ended before {what}')
                 time.sleep(0.001)
                 continue
-            now, record, self.part = time.monotonic(), json.loads(self.part + line), ''
-            self.newest = record.get('step', self.newest)
-            if is_it(record):
-                return now, record
+            self.newest = seen[1].get('step', self.newest)
+            if is_it(seen[1]):
+                return seen
         self.fail(f'{what} did not come within {PATIENCE} s')
 
     def fail(self, why):
@@ -154,10 +149,6 @@ def is_step(record):
     return 'loss' in record
 
 
-def total_received(network, machines):
-    return {machine: network.received(machine) for machine in machines}
-
-
 def measure(hetrun, network, scenario, peer_rate, cloud_rate):
     """Seconds without a finished step, ours and of a restart from the cloud."""
     folder = Path(tempfile.mkdtemp())
@@ -169,7 +160,7 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
         cluster.until_stored(scenario.machines)
         now, record = cluster.until(is_step, 'a step')
         cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 3, 'more steps')
-        newest, before = cluster.newest, total_received(network, scenario.after)
+        newest, before = cluster.newest, {machine: network.received(machine) for machine in scenario.after}
         began = time.monotonic()
         for machine in scenario.lost:
             cluster.kill(machine)

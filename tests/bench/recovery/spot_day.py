@@ -41,15 +41,8 @@ class Watch:
         self.newest, self.repeated = 0, 0
 
     def read(self, cluster):
-        if not cluster.metrics.exists():
-            return
-        cluster.file = cluster.file or open(cluster.metrics)
-        while line := cluster.file.readline():
-            if not line.endswith('\n'):
-                cluster.file.seek(cluster.file.tell() - len(line))
-                return
-            import json
-            record = json.loads(line)
+        while seen := cluster.metrics.next():
+            record = seen[1]
             if is_step(record):
                 self.repeated += record['step'] <= self.newest
                 self.newest = max(self.newest, record['step'])
