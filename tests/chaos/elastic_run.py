@@ -333,7 +333,7 @@ class Run:
         self.later(0.2 + draw % 3, begin)
 
     def end_and_resume(self, damage, draw):
-        """All is killed; the newest snapshot on the disk is damaged; all goes on from what is there."""
+        """All processes are killed, the newest snapshot on the disk is damaged, and the run goes on from the disk."""
         self.until(lambda: list((self.folder / 'kept').glob('*.snapshot')))
         self.processes[0].kill()
         newest = self.listed('kept')

@@ -58,7 +58,7 @@ class SixHosts(Run):
         return None
 
     def copied(self, host, lost):
-        """The newest step of which a machine outside of `lost` has a copy of the host's snapshot."""
+        """The step of the newest copy of the host's snapshot on a machine that is not in `lost`."""
         rank, steps = self.rank_of(host), [0]
         for other in set(range(HOSTS)) - set(lost):
             for path in self.memory_folder(f'host{other}').glob(

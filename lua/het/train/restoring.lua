@@ -179,7 +179,7 @@ function restoring.restore(run, given)
   end)
   if source.all then go_on_after(run, source.training) end
   run.state:restart(run.step)
-  -- What is there now is more than what the run began with.
+  -- The run has done more now than it had when it began.
   run.begun = math.min(run.begun, run.step - 1)
   if run.first_step then run.first_step = math.min(run.first_step, run.step - 1) end
   run.session.first_step = math.min(run.session.first_step, run.step - 1)
