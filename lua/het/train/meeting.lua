@@ -10,6 +10,7 @@ local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
+local together = require "het.train.together"
 
 local meeting = {}
 
@@ -58,19 +59,6 @@ local function rendezvous_of(a)
   if agreed or native.is_alone() or os.getenv "HETRUN_RENDEZVOUS" then return agreed and wish or nil end
   errors.usage("the recipe asks to meet other machines at %s; a recipe may only talk to what the command line names: "
     .. "--rendezvous=%s", wish, wish)
-end
-
---- Has the first rank look at what it alone can see. What it raises, all ranks raise.
-function meeting.by_first_rank(self, check, ...)
-  if not self.cluster then return check(self, ...) end
-  local ok, problem = true, nil
-  if self.rank == 0 then ok, problem = pcall(check, self, ...) end
-  local message, kind = "", ""
-  if not ok then message, kind = errors.describe(problem) end
-  local first = self.cluster:all_gather(kind .. ":" .. message)[1]
-  if not ok then error(problem, 0) end
-  kind, message = first:match "^(%a*):(.*)$"
-  if kind ~= "" then errors.raise(kind, "%s", message) end
 end
 
 -- What will be written, looked at before anything is computed: by the rank that writes it.
@@ -169,7 +157,7 @@ function meeting.join(self)
   self.rank, self.ranks = self.cluster and self.cluster:rank() or 0, self.cluster and self.cluster:size() or 1
   self.place = self.rank   -- among the ranks of the plan
   if self.member then return function() end end   -- each generation has a separate plan
-  if self.cluster then meeting.by_first_rank(self, meeting.check_places) end
+  if self.cluster then together.by_first(self, meeting.check_places, self) end
   if not automatic then
     meeting.settle_plan(self)
     return function() end

@@ -18,6 +18,7 @@ local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
+local together = require "het.train.together"
 
 local Run = {}
 Run.__index = Run
@@ -87,7 +88,7 @@ local function build(self)
   self.context = context_of(a)
   -- The state to begin with: fresh, or as it was saved.
   local function begin_state()
-    if self.cluster and self.member then meeting.by_first_rank(self, meeting.check_places) end
+    if self.cluster and self.member then together.by_first(self, meeting.check_places, self) end
     self.state:clear()
     local about = restore(self)
     if about then saving.mark_own(self, a.save) end
@@ -181,7 +182,7 @@ function Run:save(folder, options)
     end
   end
   self:prepare()
-  meeting.by_first_rank(self, saving.check, folder, options and options.overwrite)
+  together.by_first(self, saving.check, self, folder, options and options.overwrite)
   saving.now(self, folder)
 end
 
