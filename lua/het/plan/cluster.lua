@@ -249,21 +249,38 @@ function cluster.with(known)
   return self
 end
 
--- Each of `count` devices as one was measured. Their type is "cuda", as profiles call it.
-local function gpus_here(count, name)
-  local peak = require "het.profile.peak"
-  local device = native.device(name)
+--- A type of device of this kind: what was measured, and the rest as data sheets and experience have it.
+-- @string kind "cpu" or "cuda", as profiles call the types
+-- @tparam table measured `f32`, `bf16` (FLOP/s), `memory`, `memory_bandwidth`; of GPUs `bandwidth` between two of a
+-- machine; of a processor `sharing`: the processes that each have this share of it
+function cluster.measured_type(kind, measured)
+  local on_cpu, sharing = kind == "cpu", measured.sharing
+  return { kind = kind, name = on_cpu and sharing > 1 and "cpu/" .. sharing or kind, f32 = measured.f32,
+    bf16 = measured.bf16, f16 = 0, memory = measured.memory, memory_bandwidth = measured.memory_bandwidth,
+    bandwidth = on_cpu and 4e9 or measured.bandwidth, latency = on_cpu and 50e-6 or 10e-6,
+    efficiency = on_cpu and 0.8 or 0.7 }
+end
+
+--- Bytes/s between two of the first `count` GPUs of this machine: data sheets' figures until a profile has measured
+-- them.
+function cluster.gpu_bandwidth(count)
   local nvlinks, peers = math.huge, true
   for _, link in ipairs(native.gpu_report().links or {}) do
     if link.from < count and link.to < count then
       nvlinks, peers = math.min(nvlinks, link.nvlinks), peers and link.peers
     end
   end
-  -- Data sheets' figures until a profile has measured them: 25 GB/s a link, PCIe 4, or twice through the host.
-  local bandwidth = nvlinks > 0 and nvlinks < math.huge and 25e9 * nvlinks or peers and 25e9 or 12e9
-  return here_with(count, { name = "cuda", f32 = peak.measure(name, "f32"), bf16 = peak.measure(name, "bf16"), f16 = 0,
-    memory = device:available_bytes(), memory_bandwidth = device:bandwidth(), bandwidth = bandwidth, latency = 10e-6,
-    efficiency = 0.7 })
+  -- 25 GB/s a link, PCIe 4, or twice through the host.
+  return nvlinks > 0 and nvlinks < math.huge and 25e9 * nvlinks or peers and 25e9 or 12e9
+end
+
+-- Each of `count` devices as one was measured.
+local function gpus_here(count, name)
+  local peak = require "het.profile.peak"
+  local device = native.device(name)
+  return here_with(count, cluster.measured_type("cuda", { f32 = peak.measure(name, "f32"),
+    bf16 = peak.measure(name, "bf16"), memory = device:available_bytes(), memory_bandwidth = device:bandwidth(),
+    bandwidth = cluster.gpu_bandwidth(count) }))
 end
 
 local most_here = 4096
@@ -282,9 +299,8 @@ function cluster.here(count)
   local device = native.device "cpu"
   local f32 = peak.measure("cpu", "f32") / count
   local ok, bf16 = pcall(peak.measure, "cpu", "bf16")
-  return here_with(count, { name = count == 1 and "cpu" or "cpu/" .. count, f32 = f32, bf16 = ok and bf16 / count or 0,
-    f16 = 0, memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count,
-    bandwidth = 4e9, latency = 50e-6, efficiency = 0.8 })
+  return here_with(count, cluster.measured_type("cpu", { f32 = f32, bf16 = ok and bf16 / count or 0,
+    memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count, sharing = count }))
 end
 
 define.document({

@@ -445,6 +445,18 @@ plan.auto = define.constructor {
   build = function(a) return setmetatable({ automatic = a }, Plan) end,
 }
 
+--- The plan of a run for so many ranks where no planner is asked: the recipe's where it is for as many; replicas stay
+-- replicas, and so are ranks without a plan. nil: the planner's.
+-- @tparam table a het.train's arguments
+function plan.given_for(a, count)
+  if not a.plan then return plan.replicas(count, a.batch, a.microbatch) end
+  if a.plan.automatic then return nil end
+  local given = plan.resolve(a.plan, a.batch)
+  if #plan.devices(given) == count then return given end
+  if not plan.are_replicas(given) or a.batch / given.microbatch < count then return nil end
+  return plan.replicas(count, a.batch, given.microbatch, given.sharded_optimizer)
+end
+
 -- Callable, and with het.plan.auto.
 plan.new = setmetatable({ auto = plan.auto }, { __call = function(_, ...) return make(...) end })
 return plan

@@ -29,6 +29,7 @@ function ranks.describe(device_name)
   own.kind = is_gpu and "cuda" or "cpu"
   own.model = peak.name_of(peak.device_of(device_name))
   own.threads, own.cores = native.threads(), native.cores()
+  own.bandwidth = is_gpu and require("het.plan.cluster").gpu_bandwidth(native.gpus()) or nil
   return own
 end
 
@@ -71,7 +72,7 @@ local alike = 0.1   -- rates that differ by less are those of one type: a measur
 
 local function is_alike(a, b)
   if a.kind ~= b.kind or a.name ~= b.name then return false end
-  for _, field in ipairs { "f32", "bf16", "memory_bandwidth" } do
+  for _, field in ipairs { "f32", "bf16", "memory_bandwidth", "bandwidth" } do
     if math.abs(a[field] - b[field]) > alike * math.max(a[field], b[field]) then return false end
   end
   return true
@@ -115,14 +116,11 @@ function ranks.cluster_of(all, link)
     for _, rank in ipairs(machine.ranks) do
       local own = all[rank + 1]
       local on_cpu = own.kind == "cpu"
-      local rate = on_cpu and share or 1
-      local count = #machine.ranks
-      local type = type_of(types, {
-        kind = own.kind, name = on_cpu and (count == 1 and "cpu" or "cpu/" .. count) or "cuda",
-        f32 = rate * (known_of(all, own, "f32") or 1e10), bf16 = rate * (known_of(all, own, "bf16") or 0), f16 = 0,
-        memory = own.memory / (on_cpu and count or 1),
-        memory_bandwidth = (known_of(all, own, "memory_bandwidth") or 1e10) / (on_cpu and count or 1),
-        bandwidth = on_cpu and 4e9 or 12e9, latency = on_cpu and 50e-6 or 10e-6, efficiency = on_cpu and 0.8 or 0.7 })
+      local rate, sharing = on_cpu and share or 1, on_cpu and #machine.ranks or 1   -- each GPU has one rank
+      local type = type_of(types, require("het.plan.cluster").measured_type(own.kind, {
+        f32 = rate * (known_of(all, own, "f32") or 1e10), bf16 = rate * (known_of(all, own, "bf16") or 0),
+        memory = own.memory / sharing, memory_bandwidth = (known_of(all, own, "memory_bandwidth") or 1e10) / sharing,
+        bandwidth = own.bandwidth, sharing = sharing }))
       local node = by_type[type]
       if not node then   -- devices of two types in one machine are two nodes of the planner's
         local host = #machines > 1 and machine.host or "here"

@@ -77,7 +77,8 @@ end
 -- @tparam table change see policy.on_change
 function policy.plan(run, change)
   run.deciding = nil   -- a loss may have cut off a decision
-  run.cluster_here = (run.arguments.plan or run.arguments.on_change) and ranks.cluster(run)
+  local a = run.arguments
+  run.cluster_here = (a.on_change or not plan.given_for(a, change.ranks)) and ranks.cluster(run) or nil
   change.devices = run.cluster_here and run.device_names
   local words = together.by_first_in_time(run, function()
     run.found = nil

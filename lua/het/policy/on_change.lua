@@ -47,12 +47,5 @@ return function(run, change)
     errors.usage("het.policy.on_change takes the run and the change that on_change was given")
   end
   if change.kind == "waiting" then return pays(change) end
-  local a = run.arguments
-  local given = a.plan and not a.plan.automatic and plan.resolve(a.plan, a.batch)
-  if given and #plan.devices(given) == change.ranks then return given end
-  if given and plan.are_replicas(given) and a.batch / given.microbatch >= change.ranks then
-    return plan.replicas(change.ranks, a.batch, given.microbatch, given.sharded_optimizer)
-  end
-  if not a.plan then return plan.replicas(change.ranks, a.batch, a.microbatch) end
-  return planned(run, change.ranks)
+  return plan.given_for(run.arguments, change.ranks) or planned(run, change.ranks)
 end

@@ -193,7 +193,9 @@ function elastic.join(self, joining)
   end
   joining.least, joining.most = bounds_of(self.arguments)
   local a = self.arguments
-  if a.plan or a.on_change then self.description = ranks.describe(self.device) end   -- before others wait for it
+  if a.on_change or a.plan and a.plan.automatic then   -- before others wait for it
+    self.description = ranks.describe(self.device)
+  end
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
