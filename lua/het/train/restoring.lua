@@ -164,18 +164,22 @@ end
 -- @treturn table { step =, parameters = (how many) }: the step after which the run goes on
 function restoring.restore(run, given)
   local source, names, count
+  local parts = {}   -- read, and so checked, before anything is replaced
   local function prepare()
     local place, only, step = checked(given)
     source = open(run, place, step, not only)
     if not only then require_alike(run, source) end
     names, count = wanted_here(run, source, only)
     source.all = not only
-    for _, name in ipairs(names) do source.read(name) end   -- checked before anything is replaced
+    for _, name in ipairs(names) do parts[name] = source.read(name) end
   end
   together.call(run, prepare)
   if run.snapshots then snapshots.settle(run) end
   together.call(run, function()
-    for _, name in ipairs(names) do run.state:write(name, source.read(name)) end
+    for _, name in ipairs(names) do
+      run.state:write(name, parts[name])
+      parts[name] = nil
+    end
   end)
   if source.all then go_on_after(run, source.training) end
   run.state:restart(run.step)
