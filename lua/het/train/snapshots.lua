@@ -70,14 +70,15 @@ end
 function snapshots.follow(run, program)
   if not run.snapshots then return end
   run.snapshots:follow(run.cluster, program, run.plan and tostring(run.plan) or "")
-  run.cleaned, run.memory_pause, run.memory_again, run.newest_whole = false, 1, 0, nil
+  run.cleaned, run.memory_pause, run.memory_again = false, 1, 0
 end
 
 --- The newest whole snapshot in memory of this session: { age = steps that the run is ahead of it, hosts = that hold
 -- it, behind_bytes = that the hosts which keep this rank's parts still lack of the next one }; nil without one.
 function snapshots.newest(run)
-  if not run.newest_whole then return nil end
-  return { age = run.step - run.newest_whole, hosts = run.snapshots:hosts(),
+  local step = run.snapshots and snapshots.step_of(run, "memory")
+  if not step or step <= run.session.first_step then return nil end
+  return { age = run.step - step, hosts = run.snapshots:hosts(),
     behind_bytes = run.snapshots:behind_bytes() }
 end
 
@@ -94,7 +95,7 @@ local function is_whole(run)
   local task = run.snapshotting.memory
   local step, generation = task:step(), task:generation()
   run.snapshots:keep(step, generation, not run.cleaned)
-  run.cleaned, run.newest_whole = true, step
+  run.cleaned = true
   run.memory_pause = 1
   note(run, "memory", task)
 end
