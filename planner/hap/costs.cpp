@@ -1,0 +1,340 @@
+#include "planner/hap/costs.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "planner/hap/forms.h"
+
+namespace het::planner::hap {
+namespace {
+
+// A key of whatever decides costs and ways, made of numbers.
+using Key = std::vector<int64_t>;
+
+class Keys {
+ public:
+  int number(const Key& key) { return numbers_.emplace(key, static_cast<int>(numbers_.size())).first->second; }
+  int64_t text(const std::string& text) {
+    return texts_.emplace(text, static_cast<int64_t>(texts_.size())).first->second;
+  }
+
+ private:
+  std::map<Key, int> numbers_;
+  std::map<std::string, int64_t> texts_;
+};
+
+bool is_half(const Graph& graph, const Node& node) {
+  for (const ValueId id : node.inputs)
+    if (id != kAbsent && is_float(graph.type(id).dtype)) return bytes_of(graph.type(id).dtype) == 2;
+  return false;
+}
+
+// Seconds until every device has done its part, when parts are as good as can be: the least t such that the
+// parts which the devices can do in t add up to all.
+double balanced_seconds(const DeviceGroup& group, const Work& work, bool half) {
+  const auto done_in = [&](double t) {
+    double parts = 0;
+    for (const Device& device : group.devices()) {
+      const double rate = half ? device.half_flops : device.f32_flops;
+      const double by_flops = work.flops > 0 ? t * rate / work.flops : 1;
+      const double by_bytes =
+          work.cut_bytes > 0 ? (t * device.memory_bytes_per_second - work.whole_bytes) / work.cut_bytes
+          : t * device.memory_bytes_per_second >= work.whole_bytes ? 1 : 0;
+      parts += std::max(0.0, std::min({by_flops, by_bytes, 1.0}));
+    }
+    return parts;
+  };
+  double high = 1e-12, low = 0;
+  while (done_in(high) < 1) high *= 2;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    (done_in(middle) < 1 ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace
+
+Ticks ticks_of(double seconds) { return static_cast<Ticks>(std::llround(seconds * 1e12)); }
+double seconds_of(Ticks ticks) { return static_cast<double>(ticks) * 1e-12; }
+
+ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches)
+    : table_(table), graph_(table.graph()), group_(group), microbatches_(microbatches) {
+  std::vector<int> uses(graph_.values.size(), 0);
+  for (const Node& node : graph_.nodes)
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent) ++uses[static_cast<size_t>(id)];
+  for (const Output& output : graph_.outputs) ++uses[static_cast<size_t>(output.value)];
+  of_state_.assign(graph_.values.size(), false);
+  joined_.assign(graph_.values.size(), false);
+  for (size_t i = 0; i < graph_.values.size(); ++i) of_state_[i] = is_of_step(graph_.values[i]);
+  for (const Node& node : graph_.nodes) {
+    const bool of_state =
+        node.phase != Phase::update && std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+          return id == kAbsent || of_state_[static_cast<size_t>(id)];
+        });
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent) of_state_[static_cast<size_t>(id)] = of_state;
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent || !node.op->elementwise || uses[static_cast<size_t>(id)] != 1) continue;
+      const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
+      joined_[static_cast<size_t>(id)] = producer >= 0 && graph_.nodes[static_cast<size_t>(producer)].op->elementwise &&
+                                         graph_.nodes[static_cast<size_t>(producer)].phase == node.phase;
+    }
+  }
+  Keys keys;
+  for (size_t i = 0; i < graph_.values.size(); ++i) {
+    const Value& value = graph_.values[i];
+    Key key{0, static_cast<int64_t>(value.type.dtype), static_cast<int64_t>(value.role), of_state_[i], joined_[i]};
+    const auto add = [&](const std::vector<int64_t>& list) {
+      key.push_back(std::ssize(list));
+      key.insert(key.end(), list.begin(), list.end());
+    };
+    add(value.type.shape);
+    for (const Placement& placement : table.placements(static_cast<ValueId>(i))) {
+      key.push_back(static_cast<int64_t>(placement.kind));
+      key.push_back(placement.axis < 0 ? 0 : table.axes()[static_cast<size_t>(placement.axis)].units);
+      key.push_back(placement.dim);
+      add(placement.segments);
+    }
+    value_classes_.push_back(keys.number(key));
+  }
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    // Attributes matter by what they make of the call's work; seeds and names of streams differ by layer.
+    const Cost cost = cost_of(graph_, node);
+    const bool decomposes = std::any_of(node.op->sharding.begin(), node.op->sharding.end(),
+                                        [](const ShardingRule& rule) { return rule.decompose != nullptr; });
+    Key key{1, keys.text(std::string(node.op->name)), decomposes ? keys.text(to_string(node.attributes)) : -1,
+            static_cast<int64_t>(node.phase), std::bit_cast<int64_t>(cost.flops), std::bit_cast<int64_t>(cost.bytes)};
+    for (const auto* ids : {&node.inputs, &node.outputs})
+      for (const ValueId id : *ids) key.push_back(id == kAbsent ? -1 : class_of_value(id));
+    for (const NodeSharding& way : table.shardings(static_cast<NodeId>(n))) {
+      key.push_back(way.rule);
+      key.push_back(way.axis < 0 ? 0 : table.axes()[static_cast<size_t>(way.axis)].units);
+      for (const PlacementId lies : way.inputs) key.push_back(lies);
+      for (const PlacementId lies : way.outputs) key.push_back(lies);
+    }
+    node_classes_.push_back(keys.number(key));
+  }
+}
+
+NodeSharding ShardingCosts::way(NodeId node, int number) const {
+  return number == 0 ? table_.replicated(node) : table_.shardings(node)[static_cast<size_t>(number - 1)];
+}
+
+int ShardingCosts::way_number(NodeId node, const NodeSharding& sharding) const {
+  if (sharding.rule < 0) return 0;
+  const auto& ways = table_.shardings(node);
+  const auto found = std::find(ways.begin(), ways.end(), sharding);
+  HET_REQUIRE(found != ways.end(), node);
+  return static_cast<int>(found - ways.begin()) + 1;
+}
+
+int ShardingCosts::runs(NodeId n) const {
+  const Node& node = graph_.nodes[static_cast<size_t>(n)];
+  if (node.phase == Phase::update) return 1;
+  for (const ValueId id : node.outputs)
+    if (id != kAbsent) return runs_once(id) ? 1 : microbatches_;
+  return microbatches_;
+}
+
+Work ShardingCosts::work(NodeId n, int number) const {
+  const Node& node = graph_.nodes[static_cast<size_t>(n)];
+  Work work;
+  if (node.op->view) return work;
+  const NodeSharding way = this->way(n, number);
+  const auto inputs = types_of(graph_, node.inputs), outputs = types_of(graph_, node.outputs);
+  const Cost cost = cost_of(OpCall{*node.op, inputs, node.attributes}, outputs);
+  work.flops = cost.flops;
+  work.is_cut = way.axis >= 0;
+  work.half = is_half(graph_, node);
+  if (node.op->bytes) {  // as the flops
+    (work.is_cut ? work.cut_bytes : work.whole_bytes) = cost.bytes;
+    return work;
+  }
+  const auto add = [&](const std::vector<ValueId>& ids, const std::vector<PlacementId>& lies) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] == kAbsent || joined_[static_cast<size_t>(ids[i])]) continue;
+      (lies[i] > kPartial ? work.cut_bytes : work.whole_bytes) += static_cast<double>(graph_.type(ids[i]).bytes());
+    }
+  };
+  add(node.inputs, way.inputs);
+  add(node.outputs, way.outputs);
+  return work;
+}
+
+std::vector<double> ShardingCosts::fractions(int axis, const Shares& shares) const {
+  const int64_t units = table_.axes()[static_cast<size_t>(axis)].units;
+  const std::vector<int64_t> points = cut_points(units, shares);
+  std::vector<double> parts;
+  for (size_t p = 0; p + 1 < points.size(); ++p)
+    parts.push_back(static_cast<double>(points[p + 1] - points[p]) / static_cast<double>(units));
+  return parts;
+}
+
+bool ShardingCosts::fills(ValueId id, PlacementId lies, const MaybeShares& shares) {
+  const Placement& placement = table_.placements(id)[lies];
+  if (!placement.is_sharded()) return true;
+  const int64_t units = table_.axes()[static_cast<size_t>(placement.axis)].units;
+  if (!shares) return units >= group_.size();
+  const std::vector<int64_t> points = cut_points(units, *shares);
+  return std::adjacent_find(points.begin(), points.end()) == points.end();
+}
+
+void ShardingCosts::forget(const MaybeShares& shares) {
+  if (known_ && known_shares_ == shares) return;
+  node_table_.clear();
+  conversion_table_.clear();
+  known_shares_ = shares;
+  known_ = true;
+}
+
+Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
+  forget(shares);
+  const auto [entry, fresh] = node_table_.emplace(std::pair{class_of(n), way}, 0);
+  if (fresh) entry->second = node_ticks(n, way, shares);
+  return entry->second >= kNever ? kNever : entry->second * runs(n);
+}
+
+Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares) const {
+  const Node& node = graph_.nodes[static_cast<size_t>(n)];
+  const NodeSharding way = this->way(n, number);
+  if (way.axis >= 0) {
+    const int64_t units = table_.axes()[static_cast<size_t>(way.axis)].units;
+    if (units < group_.size()) return kNever;
+    if (shares) {
+      const std::vector<int64_t> points = cut_points(units, *shares);
+      if (std::adjacent_find(points.begin(), points.end()) != points.end()) return kNever;
+    }
+  }
+  const Work work = this->work(n, number);
+  const bool decomposed =
+      way.rule >= 0 && node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;
+  if (decomposed && shares) return ticks_of(decomposed_seconds(n, way, *shares));
+  if (work.is_cut && !shares) return ticks_of(balanced_seconds(group_, work, work.half));
+  double slowest = 0;
+  const std::vector<double> parts = work.is_cut ? fractions(way.axis, *shares)
+                                                : std::vector<double>(static_cast<size_t>(group_.size()), 1);
+  for (int d = 0; d < group_.size(); ++d) {
+    const Device& device = group_.devices()[static_cast<size_t>(d)];
+    const double part = parts[static_cast<size_t>(d)];
+    slowest = std::max({slowest, work.flops * part / rate(device, work),
+                        (work.whole_bytes + work.cut_bytes * part) / device.memory_bytes_per_second});
+  }
+  return ticks_of(slowest);
+}
+
+// Of a rule that emits several nodes: what they take, collectives included, on the slowest device.
+double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, const Shares& shares) const {
+  const Node& node = graph_.nodes[static_cast<size_t>(n)];
+  const auto types = types_of(graph_, node.inputs);
+  const OpCall whole{*node.op, types, node.attributes};
+  double slowest = 0;
+  std::map<std::pair<int, double>, bool> seen;  // kind and part
+  const std::vector<double> parts =
+      way.axis >= 0 ? fractions(way.axis, shares) : std::vector<double>(shares.size(), 1);
+  for (int part = 0; part < group_.size(); ++part) {
+    if (!seen.emplace(std::pair{group_.kind_of(part), parts[static_cast<size_t>(part)]}, true).second) continue;
+    Graph scratch;
+    GraphBuilder builder(scratch);
+    std::vector<ValueId> inputs;
+    std::vector<TensorSlice> in, out;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const bool absent = node.inputs[i] == kAbsent;
+      in.push_back(absent ? TensorSlice() : table_.slice(node.inputs[i], way.inputs[i], shares, part));
+      inputs.push_back(absent ? kAbsent
+                              : builder.input(std::to_string(i), {types[i].dtype, in.back().shape()}));
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o)
+      out.push_back(node.outputs[o] == kAbsent ? TensorSlice()
+                                               : table_.slice(node.outputs[o], way.outputs[o], shares, part));
+    const ShardedCall call{builder, whole, inputs, in, out, static_cast<int>(shares.size()), part, 0};
+    node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
+    const Device& device = group_.devices()[static_cast<size_t>(part)];
+    double seconds = 0;
+    for (const Node& each : scratch.nodes) {
+      if (each.op->collective) {
+        std::vector<double> counts;
+        const double size = static_cast<double>(bytes_of(scratch.type(each.inputs[0]).dtype));
+        if (*each.op->collective == CollectiveKind::all_reduce)
+          counts = {static_cast<double>(scratch.type(each.inputs[0]).bytes())};
+        else
+          for (const int64_t count : each.attributes.get<std::vector<int64_t>>("counts"))
+            counts.push_back(static_cast<double>(count) * size);
+        seconds += group_.seconds(*each.op->collective, counts);
+        continue;
+      }
+      const Cost cost = cost_of(scratch, each);
+      const double rate = is_half(scratch, each) ? device.half_flops : device.f32_flops;
+      seconds += std::max(cost.flops / rate, cost.bytes / device.memory_bytes_per_second);
+    }
+    slowest = std::max(slowest, seconds);
+  }
+  return slowest;
+}
+
+Ticks ShardingCosts::conversion(ValueId id, PlacementId from, PlacementId to, Phase phase,
+                                const MaybeShares& shares) {
+  if (from == to || from == kReplicated) return 0;
+  if (to == kPartial) return kNever;
+  forget(shares);
+  const auto [entry, fresh] = conversion_table_.emplace(std::tuple{class_of_value(id), from, to}, 0);
+  if (fresh) entry->second = conversion_ticks(id, from, to, shares);
+  const Value& value = graph_.values[static_cast<size_t>(id)];
+  const bool once = phase == Phase::update || (value.producer >= 0 ? runs_once(id) : is_state(value));
+  return entry->second * (once ? 1 : microbatches_);
+}
+
+Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId to,
+                                      const MaybeShares& shares) const {
+  const double bytes = static_cast<double>(graph_.type(id).bytes());
+  const auto& placements = table_.placements(id);
+  const auto blocks = [&](PlacementId lies) {
+    std::vector<double> counts = fractions(placements[lies].axis, *shares);
+    for (double& count : counts) count *= bytes;
+    return counts;
+  };
+  if (from == kPartial && to == kReplicated)
+    return ticks_of(group_.seconds(CollectiveKind::all_reduce, {bytes}));
+  if (from == kPartial)
+    return ticks_of(shares ? group_.seconds(CollectiveKind::reduce_scatter, blocks(to))
+                           : group_.least_seconds(CollectiveKind::reduce_scatter, bytes));
+  if (to == kReplicated || placements[from].dim == placements[to].dim)
+    return ticks_of(shares ? group_.seconds(CollectiveKind::all_gather, blocks(from))
+                           : group_.least_seconds(CollectiveKind::all_gather, bytes));
+  if (!shares) return ticks_of(group_.least_seconds(CollectiveKind::all_to_all, bytes));
+  const std::vector<double> have = fractions(placements[from].axis, *shares),
+                            need = fractions(placements[to].axis, *shares);
+  std::vector<double> counts;
+  for (const double sender : have)
+    for (const double receiver : need) counts.push_back(sender * receiver * bytes);
+  return ticks_of(group_.seconds(CollectiveKind::all_to_all, counts));
+}
+
+Ticks ShardingCosts::program(const ShardingProgram& program) {
+  const Parts both = parts(program);
+  return both.compute + both.communication;
+}
+
+ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
+  Parts result;
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const auto node = static_cast<NodeId>(n);
+    if (graph_.nodes[n].op->any_placement) continue;
+    result.compute += this->node(node, way_number(node, program.nodes[n]), program.shares);
+  }
+  std::map<ValueId, Needs> needs;
+  for (const Conversion& conversion : program.conversions)
+    if (graph_.values[static_cast<size_t>(conversion.value)].role != Role::input)
+      needs[conversion.value][static_cast<size_t>(conversion.phase)] |= form(conversion.to);
+  for (const auto& [id, needed] : needs)
+    result.communication +=
+        ValueCosts(*this, program.shares, id).cost(program.values[static_cast<size_t>(id)], needed);
+  return result;
+}
+
+}  // namespace het::planner::hap

@@ -1,0 +1,93 @@
+// What the nodes and conversions of a sharding program cost on a group of devices, in whole picoseconds, so
+// that sums of them can be compared exactly. Costs add up: a node takes what its slowest device takes, and
+// nothing overlaps. Calls that are alike (one operator, types, ways to be cut) are one class and costed once.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/plan/sharding_program.h"
+#include "planner/hap/devices.h"
+
+namespace het::planner::hap {
+
+using Ticks = int64_t;  // picoseconds
+inline constexpr Ticks kNever = std::numeric_limits<Ticks>::max() / 4;
+Ticks ticks_of(double seconds);
+double seconds_of(Ticks ticks);
+
+// Which parts every device gets, or the least that any shares give it: a lower bound for all shares.
+using MaybeShares = std::optional<Shares>;
+
+// What devices do of one node in one way, all of it and the part that shares cut, for linear programs.
+struct Work {
+  double flops = 0, whole_bytes = 0, cut_bytes = 0;
+  bool is_cut = false;  // flops are shared out
+  bool half = false;    // in bf16 or f16
+};
+
+// Costs of one table's graph on one group with one mesh axis. Keeps all its arguments by reference.
+class ShardingCosts {
+ public:
+  // `microbatches`: how often a step runs what is not of the update phase.
+  ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches);
+
+  const PlacementTable& table() const { return table_; }
+  const DeviceGroup& group() const { return group_; }
+  int microbatches() const { return microbatches_; }
+
+  // Nodes of one class have equal costs, and equal ways in equal order. Way 0 is the replicated one, way w
+  // table.shardings(node)[w - 1].
+  int class_of(NodeId node) const { return node_classes_[static_cast<size_t>(node)]; }
+  // Values of one class have equal types, placements and numbers of runs.
+  int class_of_value(ValueId id) const { return value_classes_[static_cast<size_t>(id)]; }
+  NodeSharding way(NodeId node, int number) const;
+
+  // Of one step. kNever: some device would have nothing to do. Memory is in `memory_bytes`.
+  Ticks node(NodeId node, int way, const MaybeShares& shares);
+  // To bring a value from how it is made to another placement, once or in each micro-batch.
+  Ticks conversion(ValueId id, PlacementId from, PlacementId to, Phase phase, const MaybeShares& shares);
+  // Whether every part has some of a value that lies so.
+  bool fills(ValueId id, PlacementId lies, const MaybeShares& shares);
+
+  // Runs in a step of what this node does.
+  int runs(NodeId node) const;
+  Work work(NodeId node, int way) const;
+  // All of a program. Equals the sum of the above over its nodes and conversions.
+  Ticks program(const ShardingProgram& program);
+  struct Parts {
+    Ticks compute = 0, communication = 0;
+  };
+  Parts parts(const ShardingProgram& program);
+  int way_number(NodeId node, const NodeSharding& sharding) const;
+
+ private:
+  std::vector<double> fractions(int axis, const Shares& shares) const;
+  Ticks node_ticks(NodeId node, int way, const MaybeShares& shares) const;
+  double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares) const;
+  Ticks conversion_ticks(ValueId id, PlacementId from, PlacementId to, const MaybeShares& shares) const;
+  double rate(const Device& device, const Work& work) const {
+    return work.half ? device.half_flops : device.f32_flops;
+  }
+  bool runs_once(ValueId id) const { return of_state_[static_cast<size_t>(id)]; }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const DeviceGroup& group_;
+  int microbatches_;
+  std::vector<int> node_classes_, value_classes_;
+  std::vector<bool> of_state_;  // values: from state alone, made once a step
+  std::vector<bool> joined_;    // values: between two elementwise nodes that run as one
+  MaybeShares known_shares_;    // of the tables below
+  bool known_ = false;
+  std::map<std::pair<int, int>, Ticks> node_table_;
+  std::map<std::tuple<int, PlacementId, PlacementId>, Ticks> conversion_table_;
+  void forget(const MaybeShares& shares);
+};
+
+}  // namespace het::planner::hap

@@ -1,0 +1,195 @@
+#include "planner/hap/devices.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "core/base/error.h"
+#include "planner/simulate/costs.h"
+
+namespace het::planner::hap {
+namespace {
+
+double sum_of(const std::vector<double>& counts) { return std::accumulate(counts.begin(), counts.end(), 0.0); }
+
+}  // namespace
+
+DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cluster.mesh) {
+  std::map<std::tuple<double, double, double>, int> known;
+  for (size_t n = 0; n < cluster.nodes.size(); ++n) {
+    const int node = static_cast<int>(n);
+    const DeviceType& type = type_of(cluster, node);
+    const Precision half = precision == Precision::f32 ? Precision::bf16 : precision;
+    const double f32 = type.f32_flops * type.efficiency;
+    const double halves = (type.flops(half) > 0 ? type.flops(half) : type.f32_flops) * type.efficiency;
+    for (size_t host = 0; host < cluster.nodes[n].hosts.size(); ++host)
+      for (int device = 0; device < cluster.nodes[n].devices; ++device) {
+        devices_.push_back({device_name(cluster, node, static_cast<int>(host), device), type.name, node,
+                            static_cast<int>(host), f32, halves, type.memory_bytes_per_second,
+                            type.memory_bytes * kUsableMemory});
+        const auto kind =
+            known.emplace(std::tuple(f32, halves, type.memory_bytes_per_second), kind_count_).first;
+        kind_count_ = std::max(kind_count_, kind->second + 1);
+        kinds_.push_back(kind->second);
+      }
+  }
+  HET_REQUIRE(!devices_.empty());
+  slowest_ = {0, std::numeric_limits<double>::infinity()};
+  for (int from = 0; from < size(); ++from)
+    for (int to = 0; to < size(); ++to) {
+      const Device &a = devices_[static_cast<size_t>(from)], &b = devices_[static_cast<size_t>(to)];
+      const bool together = a.node == b.node && a.host == b.host;
+      const Link between = together ? inside_link(cluster, a.node) : between_link(cluster, a.node, b.node);
+      links_.push_back(from == to ? Link{} : between);
+      if (to != (from + 1) % size() || from == to) continue;
+      slowest_.latency_seconds = std::max(slowest_.latency_seconds, between.latency_seconds);
+      slowest_.bytes_per_second = std::min(slowest_.bytes_per_second, between.bytes_per_second);
+    }
+}
+
+const Device& DeviceGroup::of_kind(int kind) const {
+  const auto first = std::find(kinds_.begin(), kinds_.end(), kind);
+  HET_REQUIRE(first != kinds_.end(), kind);
+  return devices_[static_cast<size_t>(first - kinds_.begin())];
+}
+
+double DeviceGroup::total_f32_flops() const {
+  double total = 0;
+  for (const Device& device : devices_) total += device.f32_flops;
+  return total;
+}
+
+double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& counts) const {
+  if (size() == 1) return 0;
+  switch (kind) {
+    case CollectiveKind::all_reduce:
+      if (mesh_) {
+        const std::vector<double> even(static_cast<size_t>(size()), counts[0] / size());
+        return mesh_seconds(even, true) + mesh_seconds(even, false);
+      }
+      return std::min(
+          seconds_of(even_steps(kind, Algorithm::ring, size(), counts[0]), slowest_),
+          seconds_of(even_steps(kind, Algorithm::tree, size(), counts[0]), slowest_));
+    case CollectiveKind::all_gather:
+    case CollectiveKind::reduce_scatter:
+      if (mesh_) return mesh_seconds(counts, kind == CollectiveKind::reduce_scatter);
+      return std::min(padded_seconds(counts), grouped_seconds(counts));
+    case CollectiveKind::all_to_all: return exchange_seconds(counts);
+    default: break;
+  }
+  fail(ErrorKind::bug, "no cost of {}", name_of(kind));
+}
+
+Gather DeviceGroup::gather_of(const std::vector<double>& counts) const {
+  return mesh_ || grouped_seconds(counts) < padded_seconds(counts) ? Gather::grouped_broadcast : Gather::padded;
+}
+
+// n - 1 steps around the ring, a longest block each.
+double DeviceGroup::padded_seconds(const std::vector<double>& counts) const {
+  const double longest = *std::max_element(counts.begin(), counts.end());
+  return (size() - 1) * slowest_.seconds(longest);
+}
+
+// n broadcasts, each along the ring in small pieces: every block passes each link but one, and each broadcast
+// starts with a latency of its own.
+double DeviceGroup::grouped_seconds(const std::vector<double>& counts) const {
+  const double least = *std::min_element(counts.begin(), counts.end());
+  return (size() - 1 + size()) * slowest_.latency_seconds + (sum_of(counts) - least) / slowest_.bytes_per_second;
+}
+
+// Every rank sends its block to each other one (core/comm/steps.h): the busiest way, out or in, decides. In a
+// reduce_scatter the ways are reversed.
+double DeviceGroup::mesh_seconds(const std::vector<double>& counts, bool scatter) const {
+  double busiest = 0, latency = 0;
+  for (int rank = 0; rank < size(); ++rank) {
+    double own = 0, others = 0;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank) continue;
+      const Link &out = scatter ? link(peer, rank) : link(rank, peer),
+                 &in = scatter ? link(rank, peer) : link(peer, rank);
+      own += counts[static_cast<size_t>(rank)] / out.bytes_per_second;
+      others += counts[static_cast<size_t>(peer)] / in.bytes_per_second;
+      latency = std::max(latency, out.latency_seconds);
+    }
+    busiest = std::max({busiest, own, others});
+  }
+  return latency + busiest;
+}
+
+// All messages at once: the busiest device decides, and between hosts the busiest network interface, which
+// the devices of a host share; in a mesh every device counts as having one.
+double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
+  double busiest = 0, latency = 0;
+  std::map<std::pair<int, int>, std::pair<double, double>> hosts;  // seconds out and in
+  for (int rank = 0; rank < size(); ++rank) {
+    double out = 0, in = 0;
+    const Device& own = devices_[static_cast<size_t>(rank)];
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank) continue;
+      const Device& other = devices_[static_cast<size_t>(peer)];
+      const double sent = counts[static_cast<size_t>(rank * size() + peer)] / link(rank, peer).bytes_per_second;
+      const double received =
+          counts[static_cast<size_t>(peer * size() + rank)] / link(peer, rank).bytes_per_second;
+      out += sent;
+      in += received;
+      latency = std::max(latency, link(rank, peer).latency_seconds);
+      if (mesh_ || (own.node == other.node && own.host == other.host)) continue;
+      auto& [host_out, host_in] = hosts[{own.node, own.host}];
+      host_out += sent;
+      host_in += received;
+    }
+    busiest = std::max({busiest, out, in});
+  }
+  for (const auto& [host, both] : hosts) busiest = std::max({busiest, both.first, both.second});
+  return latency + busiest;
+}
+
+std::vector<std::vector<double>> DeviceGroup::gather_rows() const {
+  std::vector<std::vector<double>> rows;
+  const auto n = static_cast<size_t>(size());
+  for (size_t rank = 0; rank < n; ++rank) {
+    std::vector<double> own(n, 0), others(n, 0);
+    if (!mesh_) {
+      own[rank] = (size() - 1) / slowest_.bytes_per_second;
+      rows.push_back(std::move(own));
+      continue;
+    }
+    for (size_t peer = 0; peer < n; ++peer) {
+      if (peer == rank) continue;
+      own[rank] += 1 / link(static_cast<int>(rank), static_cast<int>(peer)).bytes_per_second;
+      others[peer] = 1 / link(static_cast<int>(peer), static_cast<int>(rank)).bytes_per_second;
+    }
+    rows.push_back(std::move(own));
+    rows.push_back(std::move(others));
+  }
+  return rows;
+}
+
+double DeviceGroup::least_seconds(CollectiveKind kind, double bytes) const {
+  if (size() == 1) return 0;
+  const std::vector<double> even(static_cast<size_t>(size()), bytes / size());
+  switch (kind) {
+    case CollectiveKind::all_reduce: return seconds(kind, {bytes});
+    case CollectiveKind::all_gather:
+    case CollectiveKind::reduce_scatter: {
+      if (!mesh_)  // a padded block is at least the even one; a broadcast leaves out at most that
+        return std::min(padded_seconds(even), grouped_seconds(even));
+      // One rank has at most an even part, and gets the rest over links at most as fast as the fastest.
+      double fastest = 0, latency = 0;
+      for (const Link& each : links_) {
+        fastest = std::max(fastest, each.bytes_per_second);
+        latency = std::max(latency, each.latency_seconds);
+      }
+      return latency + (bytes - bytes / size()) / fastest;
+    }
+    default: {  // blocks may stay where they are, all but one latency
+      double latency = 0;
+      for (const Link& each : links_) latency = std::max(latency, each.latency_seconds);
+      return latency;
+    }
+  }
+}
+
+}  // namespace het::planner::hap

@@ -1,0 +1,193 @@
+#include "planner/hap/hap.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/base/elapsed.h"
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
+#include "planner/hap/ratios.h"
+#include "planner/megatron/sharding.h"
+
+namespace het::planner::hap {
+namespace {
+
+// Axes that samples run along: of dimension 0 of inputs that differ by micro-batch.
+std::set<int> sample_axes(const PlacementTable& table) {
+  std::set<int> axes;
+  for (size_t a = 0; a < table.axes().size(); ++a)
+    for (const AxisPlace& place : table.axes()[a].places) {
+      const Value& value = table.graph().values[static_cast<size_t>(place.value)];
+      if (value.role == Role::input && !value.per_step && place.dim == 0) axes.insert(static_cast<int>(a));
+    }
+  return axes;
+}
+
+bool is_gradient_sum(const Node& node) { return node.phase != Phase::forward; }
+
+// What the published rules lack: a forward product whose contracted dimension is cut, and heads, and tables
+// and classifiers by vocabulary.
+bool is_published(const PlacementTable& table, NodeId n, const NodeSharding& way) {
+  const Node& node = table.graph().nodes[static_cast<size_t>(n)];
+  if (way.axis < 0) return true;
+  if (node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return false;
+  const std::set<int> samples = sample_axes(table);
+  if (node.op->heads_dim >= 0 && samples.count(way.axis) == 0) return false;
+  const bool sums = std::any_of(way.outputs.begin(), way.outputs.end(), [](PlacementId p) { return p == kPartial; });
+  return is_gradient_sum(node) || !sums || samples.count(way.axis) != 0;
+}
+
+class Synthesis {
+ public:
+  explicit Synthesis(const Request& request)
+      : request_(request), costs_(*request.table, *request.group, request.microbatches) {}
+
+  ShardingCosts& costs() { return costs_; }
+  int searches() const { return searches_; }
+
+  // nullopt: no program, or none that can be run.
+  std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
+    ++searches_;
+    const SearchResult found = search(costs_, shares, options);
+    if (!found.found) return std::nullopt;
+    bound_ = found.bound;
+    return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)), found.states);
+  }
+  Ticks bound_of_last() const { return bound_; }
+
+  Synthesised of(ShardingProgram program, int64_t states = 0) {
+    Synthesised made;
+    const ShardingCosts::Parts parts = costs_.parts(program);
+    made.program = std::move(program);
+    made.compute = parts.compute;
+    made.communication = parts.communication;
+    made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
+    made.states = states;
+    return made;
+  }
+
+  // The program for these shares, the shares for this program, and so on.
+  Synthesised alternate(const Shares& start, const SearchOptions& options = {}) {
+    constexpr int kMostTurns = 4;
+    Synthesised best;
+    Shares shares = start;
+    for (int turn = 0; turn < kMostTurns; ++turn) {
+      const auto found = run(shares, options);
+      if (!found || found->cost >= best.cost) break;
+      best = *found;
+      best_bound_ = bound_;
+      ShardingProgram with_shares = best.program;
+      with_shares.shares = best_shares(costs_, best.program);
+      if (with_shares.shares == shares || of(with_shares).cost >= best.cost) break;
+      shares = with_shares.shares;
+    }
+    return best;
+  }
+  Ticks bound_of_best() const { return best_bound_; }
+
+ private:
+  const Request& request_;
+  ShardingCosts costs_;
+  Ticks bound_ = 0, best_bound_ = 0;
+  int searches_ = 0;
+};
+
+}  // namespace
+
+std::string_view name_of(Baseline baseline) {
+  switch (baseline) {
+    case Baseline::even_data: return "even data parallelism";
+    case Baseline::proportional_data: return "proportional data parallelism";
+    case Baseline::zero: return "ZeRO";
+    case Baseline::megatron: return "Megatron tensor parallelism";
+    case Baseline::published: return "HAP's published rules";
+  }
+  return "";
+}
+
+Synthesised baseline(const Request& request, Baseline which, std::string& problem) {
+  const PlacementTable& table = *request.table;
+  Synthesis synthesis(request);
+  const Shares even = even_shares(*request.group), proportional = proportional_shares(*request.group);
+  const std::set<int> samples = sample_axes(table);
+  SearchOptions options;
+  const auto by_samples = [&](NodeId n, const NodeSharding& way) {
+    const bool updates = table.graph().nodes[static_cast<size_t>(n)].phase == Phase::update;
+    return way.axis < 0 || samples.count(way.axis) != 0 || (updates && which == Baseline::zero);
+  };
+  const auto run = [&](const Shares& shares) {
+    const auto found = synthesis.run(shares, options);
+    if (!found) problem = "it cannot be cut so";
+    return found.value_or(Synthesised{});
+  };
+  switch (which) {
+    case Baseline::even_data:
+    case Baseline::proportional_data:
+      options.allows_node = by_samples;
+      options.allows_state = [](ValueId, PlacementId lies) { return lies == kReplicated; };
+      return run(which == Baseline::even_data ? even : proportional);
+    case Baseline::zero: {
+      options.allows_node = by_samples;
+      ShardingCosts& costs = synthesis.costs();
+      options.allows_state = [&, even](ValueId id, PlacementId lies) {
+        const auto& placements = table.placements(id);
+        if (lies != kReplicated) return placements[lies].is_sharded() && placements[lies].dim == 0;
+        for (size_t p = kPartial + 1; p < placements.size(); ++p)
+          if (placements[p].dim == 0 && costs.fills(id, static_cast<PlacementId>(p), even)) return false;
+        return true;
+      };
+      return run(even);
+    }
+    case Baseline::megatron:
+      try {
+        return synthesis.of(megatron_sharding(table, even, false, ""));
+      } catch (const Error& error) {
+        problem = error.what();
+        return {};
+      }
+    case Baseline::published: {
+      options.allows_node = [&](NodeId n, const NodeSharding& way) { return is_published(table, n, way); };
+      const Synthesised one = synthesis.alternate(even, options), other = synthesis.alternate(proportional, options);
+      return one.cost <= other.cost ? one : other;
+    }
+  }
+  return {};
+}
+
+Answer synthesise(const Request& request) {
+  const double begin = steady_seconds();
+  Answer answer;
+  Synthesis synthesis(request);
+  std::vector<Shares> starts{even_shares(*request.group), proportional_shares(*request.group)};
+  starts.insert(starts.end(), request.starts.begin(), request.starts.end());
+  std::set<Shares> seen;
+  for (const Shares& start : starts) {
+    if (!seen.insert(start).second) continue;
+    Synthesised found = synthesis.alternate(start);
+    if (found.cost >= answer.best.cost) continue;
+    answer.best = std::move(found);
+    answer.bound_for_shares = synthesis.bound_of_best();
+  }
+  answer.bound = std::min(search(synthesis.costs(), std::nullopt).bound, answer.best.cost);
+  answer.searches = synthesis.searches() + 1;
+  answer.search_seconds = steady_seconds() - begin;
+  return answer;
+}
+
+Plan to_plan(const Request& request, const ShardingProgram& program, int layers, int microbatch) {
+  Plan plan;
+  Stage stage;
+  for (const Device& device : request.group->devices()) stage.devices.push_back(device.name);
+  stage.layers = layers;
+  plan.tensor = request.group->size();
+  plan.shares = program.shares;
+  if (std::all_of(plan.shares.begin(), plan.shares.end(), [&](int64_t s) { return s == plan.shares[0]; }))
+    plan.shares.clear();
+  plan.microbatch = microbatch;
+  plan.sharding = along_one_axis(sharding_of(*request.table, program));
+  plan.pipelines = {{request.microbatches, {std::move(stage)}}};
+  return plan;
+}
+
+}  // namespace het::planner::hap

@@ -1,0 +1,59 @@
+// Sharding programs with uneven shares for unlike devices, after HAP (Zhang et al., EuroSys 2024,
+// arXiv 2401.05965): the search for a program and the linear program for shares in turn, from several starts,
+// with a lower bound that holds for all programs and all shares. Beyond what is published: rules for
+// contracted dimensions, heads and vocabulary, latencies, a heuristic and dominance in the search, layers
+// that repeat solved once.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/plan/plan.h"
+#include "planner/hap/search.h"
+
+namespace het::planner::hap {
+
+// Ways to lay out a graph that people use, to be compared with; each the best of its kind under the same
+// costs.
+enum class Baseline : uint8_t {
+  even_data,          // data parallelism, even shares
+  proportional_data,  // data parallelism, shares as the devices' rates
+  zero,               // data parallelism whose weights and optimizer state are cut along their first dimension
+  megatron,           // Megatron-LM's tensor parallelism, even shares
+  published,          // HAP's published rules: no contracted dimension, no heads, no vocabulary
+};
+std::string_view name_of(Baseline baseline);
+inline constexpr Baseline kBaselines[] = {Baseline::even_data, Baseline::proportional_data, Baseline::zero,
+                                          Baseline::megatron, Baseline::published};
+
+struct Synthesised {
+  ShardingProgram program;  // with its shares
+  Ticks cost = kNever, compute = 0, communication = 0;
+  int64_t states = 0;
+  bool found() const { return cost < kNever; }
+};
+
+struct Request {
+  const PlacementTable* table = nullptr;
+  const DeviceGroup* group = nullptr;
+  int microbatches = 1;
+  std::vector<Shares> starts = {};  // beside even and proportional ones
+};
+
+// One kind of program. `problem` says why there is none.
+Synthesised baseline(const Request& request, Baseline which, std::string& problem);
+
+struct Answer {
+  Synthesised best;
+  Ticks bound = 0;             // no program costs less, whatever its shares
+  Ticks bound_for_shares = 0;  // nor with these shares
+  double table_seconds = 0, search_seconds = 0;  // of all searches, and of each
+  int searches = 0;
+};
+Answer synthesise(const Request& request);
+
+// A plan of one stage over all devices of the group.
+Plan to_plan(const Request& request, const ShardingProgram& program, int layers, int microbatch);
+
+}  // namespace het::planner::hap

@@ -1,0 +1,16 @@
+// The shares that suit a program: a linear program over the part that each kind of device gets.
+#pragma once
+
+#include "planner/hap/costs.h"
+
+namespace het::planner::hap {
+
+// Shares under which the program takes least, as whole units of the axis that most of its work is cut along.
+// Only a candidate: units are rounded, and exchanges between different dimensions count as they are now.
+Shares best_shares(ShardingCosts& costs, const ShardingProgram& program);
+
+// Shares as the devices' f32 rates, as whole numbers.
+Shares proportional_shares(const DeviceGroup& group);
+Shares even_shares(const DeviceGroup& group);
+
+}  // namespace het::planner::hap

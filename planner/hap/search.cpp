@@ -1,0 +1,830 @@
+#include "planner/hap/search.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include "core/ops/op.h"
+#include "planner/hap/steps.h"
+
+namespace het::planner::hap {
+namespace {
+
+using State = std::vector<Slot>;
+
+struct Origin {
+  uint32_t state = 0;  // of the step before
+  int32_t way = 0;
+};
+
+// What a slot holds when two states are compared.
+struct SlotContext {
+  const ValueCosts* costs = nullptr;  // null: no value
+  bool is_state = false;
+  std::bitset<kPhases> left = {};  // phases that are still to read it
+};
+
+Needs united(const Needs& a, const Needs& b) {
+  return {static_cast<Forms>(a[0] | b[0]), static_cast<Forms>(a[1] | b[1]), static_cast<Forms>(a[2] | b[2])};
+}
+
+bool needs_partial(const Needs& needs) { return ((needs[0] | needs[1] | needs[2]) & form(kPartial)) != 0; }
+
+// What a state has to pay, at most, to go on as well as one with `b` in place of its `a`; kNever: it may not
+// be able to.
+Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
+  if (a == b) return 0;
+  const ValueCosts& costs = *of.costs;
+  if (a.made == b.made && a.made != kUndecided)
+    return costs.cost(a.made, united(a.needs, b.needs)) - costs.cost(a.made, a.needs);
+  if (a.made == kUndecided) {
+    if (b.made != kUndecided) return costs.cost(b.made, a.needs);  // it can be decided so, too
+    Needs more;
+    for (size_t phase = 0; phase < kPhases; ++phase) more[phase] = a.needs[phase] & static_cast<Forms>(~b.needs[phase]);
+    if (needs_partial(more)) return kNever;
+    return needs_partial(b.needs) ? costs.cost(kPartial, more) : costs.most(more);
+  }
+  // Whoever has all of a value can cut from it whatever others have of it, but for summands.
+  if (of.is_state || b.made == kUndecided || b.made == kPartial) return kNever;
+  if (a.made == kReplicated) return 0;
+  Needs whole{};
+  for (size_t phase = 0; phase < kPhases; ++phase)
+    if (of.left.test(phase)) whole[phase] = form(kReplicated);
+  return costs.cost(a.made, united(a.needs, whole)) - costs.cost(a.made, a.needs);
+}
+
+// Forgets what makes no difference to whatever follows.
+void forget(Slot& slot, std::bitset<kPhases> left) {
+  if (slot.made == kUndecided) return;
+  const Forms others = static_cast<Forms>(~form(slot.made));
+  for (Forms& forms : slot.needs) forms &= others;
+  if (slot.made == kReplicated || left.none()) slot.needs = {};
+  // A sum is converted for all phases; an update may read what is gathered in an earlier phase.
+  if (slot.made <= kPartial || left.test(static_cast<size_t>(Phase::update))) return;
+  for (size_t phase = 0; phase < kPhases; ++phase)
+    if (!left.test(phase)) slot.needs[phase] = 0;
+}
+
+// States at one step: those that were made, then those that are kept.
+class Frontier {
+ public:
+  explicit Frontier(size_t slots) : slots_(slots) {}
+
+  size_t size() const { return costs_.size(); }
+  const Slot* state(size_t i) const { return pool_.data() + i * slots_; }
+  Ticks cost(size_t i) const { return costs_[i]; }
+  const std::vector<Origin>& origins() const { return origins_; }
+  void add_cost(Ticks more) {
+    for (Ticks& cost : costs_) cost += more;
+  }
+
+  void add(const State& state, Ticks cost, Origin origin) {
+    const auto [entry, fresh] = known_.emplace(hash_of(state.data()), costs_.size());
+    if (!fresh && std::equal(state.begin(), state.end(), this->state(entry->second))) {
+      if (cost >= costs_[entry->second]) return;
+      costs_[entry->second] = cost;
+      origins_[entry->second] = origin;
+      return;
+    }
+    pool_.insert(pool_.end(), state.begin(), state.end());
+    costs_.push_back(cost);
+    origins_.push_back(origin);
+  }
+
+  // Keeps the states that are not dominated, at most so many, the cheapest first. Returns the cost of the
+  // cheapest that was dropped for their number alone; kNever: there is none.
+  Ticks reduce(const std::vector<SlotContext>& contexts, size_t most) {
+    std::vector<size_t> order(size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      if (costs_[a] != costs_[b]) return costs_[a] < costs_[b];
+      return less(state(a), state(b));
+    });
+    Ticks dropped = kNever;
+    std::vector<size_t> kept;
+    for (const size_t i : order) {
+      if (is_dominated(i, kept, contexts)) continue;
+      if (kept.size() == most) {
+        dropped = costs_[i];
+        break;
+      }
+      kept.push_back(i);
+    }
+    Frontier reduced(slots_);
+    for (const size_t i : kept) {
+      reduced.pool_.insert(reduced.pool_.end(), state(i), state(i) + slots_);
+      reduced.costs_.push_back(costs_[i]);
+      reduced.origins_.push_back(origins_[i]);
+    }
+    *this = std::move(reduced);
+    return dropped;
+  }
+
+  // Equal but for a constant in the costs.
+  bool is_like(const Frontier& other) const {
+    if (size() != other.size() || pool_ != other.pool_) return false;
+    for (size_t i = 0; i < size(); ++i)
+      if (costs_[i] - costs_[0] != other.costs_[i] - other.costs_[0]) return false;
+    return true;
+  }
+
+ private:
+  uint64_t hash_of(const Slot* state) const {
+    uint64_t hash = 1469598103934665603u;
+    for (size_t i = 0; i < slots_; ++i)
+      for (const uint64_t part : {uint64_t{state[i].made}, uint64_t{state[i].needs[0]}, uint64_t{state[i].needs[1]},
+                                  uint64_t{state[i].needs[2]}})
+        hash = (hash ^ part) * 1099511628211u;
+    return hash;
+  }
+
+  bool less(const Slot* a, const Slot* b) const {
+    for (size_t i = 0; i < slots_; ++i) {
+      if (a[i].made != b[i].made) return a[i].made < b[i].made;
+      if (a[i].needs != b[i].needs) return a[i].needs < b[i].needs;
+    }
+    return false;
+  }
+
+  // By one that is kept. Few are looked at: cheap states dominate most.
+  bool is_dominated(size_t i, const std::vector<size_t>& kept, const std::vector<SlotContext>& contexts) const {
+    constexpr size_t kMostCompared = 256;
+    for (size_t k = 0; k < std::min(kept.size(), kMostCompared); ++k)
+      if (dominates(kept[k], i, contexts)) return true;
+    return false;
+  }
+
+  bool dominates(size_t a, size_t b, const std::vector<SlotContext>& contexts) const {
+    const Ticks ahead = costs_[b] - costs_[a];
+    const Slot *own = state(a), *other = state(b);
+    Ticks paid = 0;
+    for (size_t i = 0; i < slots_; ++i) {
+      if (own[i] == other[i]) continue;
+      paid += to_replace(own[i], other[i], contexts[i]);
+      if (paid > ahead) return false;
+    }
+    return true;
+  }
+
+  size_t slots_;
+  std::vector<Slot> pool_;
+  std::vector<Ticks> costs_;
+  std::vector<Origin> origins_;
+  std::unordered_map<uint64_t, size_t> known_;
+};
+
+// All that can be decided in a group, or in several that were joined, as far as other groups see it.
+struct Entry {
+  Ticks cost;
+  std::vector<Slot> outer;
+  std::vector<int32_t> ways;  // by step of the group; of two that were joined the entries of both
+};
+struct Table {
+  std::vector<Entry> entries;  // the cheapest first
+  Ticks least() const { return entries.empty() ? kNever : entries[0].cost; }
+};
+
+// Decides one group by itself: values that other groups make are undecided.
+class GroupSearch {
+ public:
+  GroupSearch(const Groups& groups, const Group& group, const PlacementTable& table, const SearchOptions& options)
+      : groups_(groups), group_(group), table_(table), options_(options) {}
+
+  Table run(int64_t& states, bool& is_truncated) {
+    Frontier level(group_.members.size());
+    level.add(State(group_.members.size()), 0, {});
+    std::vector<std::vector<Origin>> origins;
+    Table result;
+    for (size_t s = 0; s < group_.steps.size(); ++s) {
+      const Step& step = group_.steps[s];
+      Frontier next(group_.members.size());
+      for (size_t i = 0; i < level.size(); ++i)
+        for (size_t w = 0; w < step.ways.size(); ++w) {
+          State state(level.state(i), level.state(i) + group_.members.size());
+          const Ticks cost = apply(s, step.ways[w], state);
+          if (cost >= kNever) continue;
+          ++states;
+          next.add(state, level.cost(i) + cost, {static_cast<uint32_t>(i), static_cast<int32_t>(w)});
+        }
+      if (next.reduce(contexts_after(s), options_.most_states) < kNever) is_truncated = true;
+      origins.push_back(next.origins());
+      level = std::move(next);
+    }
+    std::vector<int> outer;
+    for (size_t slot = 0; slot < group_.members.size(); ++slot)
+      if (group_.members[slot].is_outer) outer.push_back(static_cast<int>(slot));
+    for (size_t i = 0; i < level.size(); ++i) {
+      Entry entry{level.cost(i), {}, std::vector<int32_t>(group_.steps.size())};
+      for (const int slot : outer) entry.outer.push_back(level.state(i)[slot]);
+      size_t at = i;
+      for (size_t s = group_.steps.size(); s-- > 0;) {
+        entry.ways[s] = origins[s][at].way;
+        at = origins[s][at].state;
+      }
+      result.entries.push_back(std::move(entry));
+    }
+    return result;
+  }
+
+ private:
+  const Group::Member& member(int slot) const { return group_.members[static_cast<size_t>(slot)]; }
+  const ValueCosts& costs_of(int slot) const { return groups_.of(member(slot).value); }
+
+  // Phases in which another group reads a value, or a step after s. What groups before need of it is paid for
+  // when the group is joined to them.
+  std::bitset<kPhases> left_after(size_t s, int slot) const {
+    std::bitset<kPhases> left = member(slot).others;
+    for (size_t later = s + 1; later < group_.steps.size(); ++later)
+      for (const Step::Read& read : group_.steps[later].reads)
+        if (read.slot == slot) left.set(static_cast<size_t>(read.phase));
+    return left;
+  }
+
+  std::vector<SlotContext> contexts_after(size_t s) const {
+    std::vector<SlotContext> contexts;
+    for (int slot = 0; slot < std::ssize(group_.members); ++slot)
+      contexts.push_back({&costs_of(slot), member(slot).is_state, left_after(s, slot)});
+    return contexts;
+  }
+
+  Ticks apply(size_t s, const Step::Way& way, State& state) const {
+    const Step& step = group_.steps[s];
+    Ticks cost = way.cost;
+    const auto pay = [&](Ticks more) { cost = more >= kNever || cost >= kNever ? kNever : cost + more; };
+    if (step.sums_layers) pay(sum_as_wanted(step, way, state));
+    for (size_t r = 0; r < step.reads.size() && cost < kNever; ++r) {
+      const Step::Read& read = step.reads[r];
+      Slot& slot = state[static_cast<size_t>(read.slot)];
+      const PlacementId lies = way.reads[r];
+      const bool as_it_lies = read.changes || ((way.once >> r) & 1) != 0;
+      if (as_it_lies) pay(decide(slot, read.slot, lies));
+      if (cost < kNever) pay(need(slot, read, lies));
+    }
+    for (size_t w = 0; w < step.writes.size() && cost < kNever; ++w)
+      pay(decide(state[static_cast<size_t>(step.writes[w])], step.writes[w], way.writes[w]));
+    if (cost >= kNever) return kNever;
+    for (int slot = 0; slot < std::ssize(group_.members); ++slot) {
+      Slot& own = state[static_cast<size_t>(slot)];
+      if (member(slot).is_outer || group_.last[static_cast<size_t>(slot)] != static_cast<int>(s)) {
+        forget(own, left_after(s, slot));
+        continue;
+      }
+      if (own.made == kUndecided && member(slot).is_state) pay(cheapest(own, slot));
+      own = {};
+    }
+    return cost;
+  }
+
+  // Has a value be made so, and pays for what is needed of it; kNever: it is made otherwise.
+  Ticks decide(Slot& slot, int number, PlacementId made) const {
+    if (slot.made != kUndecided) return slot.made == made ? 0 : kNever;
+    slot.made = made;
+    return costs_of(number).cost(made, slot.needs);
+  }
+
+  Ticks need(Slot& slot, const Step::Read& read, PlacementId lies) const {
+    if (slot.made == lies) return 0;
+    const Needs before = slot.needs;
+    slot.needs[static_cast<size_t>(read.phase)] |= form(lies);
+    if (slot.made == kUndecided || slot.needs == before) return 0;
+    const Ticks all = costs_of(read.slot).cost(slot.made, slot.needs);
+    return all >= kNever ? kNever : all - costs_of(read.slot).cost(slot.made, before);
+  }
+
+  Ticks cheapest(const Slot& slot, int number) const {
+    Ticks least = kNever;
+    for (size_t made = 0; made < costs_of(number).placements(); ++made) {
+      const auto lies = static_cast<PlacementId>(made);
+      if (lies == kPartial || !costs_of(number).fills(lies)) continue;
+      if (options_.allows_state && !options_.allows_state(member(number).value, lies)) continue;
+      least = std::min(least, costs_of(number).cost(lies, slot.needs));
+    }
+    return least;
+  }
+
+  // A sum over layers lies as its parameter, or is partial.
+  Ticks sum_as_wanted(const Step& step, const Step::Way& way, State& state) const {
+    if (way.writes.empty() || way.writes[0] == kPartial) return 0;
+    if (step.wanted < 0) return way.writes[0] == kReplicated ? 0 : kNever;
+    const ValueId sum = member(step.writes[0]).value, parameter = member(step.wanted).value;
+    const Placement& lies = table_.placements(sum)[way.writes[0]];
+    const auto made = lies.is_sharded() ? table_.find(parameter, lies.dim, lies.segments) : std::optional(kReplicated);
+    return made ? decide(state[static_cast<size_t>(step.wanted)], step.wanted, *made) : kNever;
+  }
+
+  const Groups& groups_;
+  const Group& group_;
+  const PlacementTable& table_;
+  const SearchOptions& options_;
+};
+
+// A group, or several that were joined into one.
+struct Unit {
+  std::vector<Unit> parts;  // none or two
+  size_t group = 0;         // without parts
+  size_t first = 0, last = 0;  // groups
+  int32_t layer = -1;
+  std::vector<ValueId> outer;  // values that other units use, too
+  std::shared_ptr<const Table> table;
+  int kind = 0;
+};
+
+class Search {
+ public:
+  Search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options)
+      : costs_(costs), options_(options), groups_(make_groups(costs, shares, options)) {}
+
+  SearchResult run() {
+    find_users();
+    make_units();
+    join_units();
+    std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.first < b.first; });
+    assign_slots();
+    const size_t count = units_.size();
+    std::vector<Ticks> to_come(count + 1, 0);  // the heuristic
+    for (size_t u = count; u-- > 0;) to_come[u] = std::min(kNever, to_come[u + 1] + units_[u].table->least());
+    Ticks dropped = is_truncated_ ? to_come[0] : kNever;
+    Frontier level(static_cast<size_t>(slots_));
+    level.add(State(static_cast<size_t>(slots_)), 0, {});
+    origins_.resize(count);
+    result_.steps = static_cast<int>(count);
+    for (size_t u = 0; u < count;) {
+      if (const size_t period = repeats(u, level); period > 0) {
+        // The decisions of the layer before, and its costs once more.
+        for (size_t i = 0; i < period; ++i) origins_[u + i] = origins_[u + i - period];
+        level.add_cost(added_);
+        u += period;
+        result_.repeated += static_cast<int>(period);
+        continue;
+      }
+      Frontier next = expand(u, level, to_come[u + 1]);
+      const Ticks cheapest = next.reduce(contexts_after(u), options_.most_states);
+      if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
+      origins_[u] = std::make_shared<std::vector<Origin>>(next.origins());
+      level = std::move(next);
+      ++u;
+    }
+    return finish(level, dropped);
+  }
+
+ private:
+  const ValueCosts& costs_of(ValueId id) const { return groups_.of(id); }
+  bool is_state_value(ValueId id) const { return is_state(costs_.table().graph().values[static_cast<size_t>(id)]); }
+
+  // --- who uses a value
+
+  struct Use {
+    size_t group;
+    std::bitset<kPhases> reads;
+  };
+
+  void find_users() {
+    users_.resize(costs_.table().graph().values.size());
+    for (size_t g = 0; g < groups_.list.size(); ++g) {
+      const Group& group = groups_.list[g];
+      for (size_t slot = 0; slot < group.members.size(); ++slot) {
+        Use use{g, {}};
+        for (const Step& step : group.steps)
+          for (const Step::Read& read : step.reads)
+            if (read.slot == static_cast<int>(slot)) use.reads.set(static_cast<size_t>(read.phase));
+        users_[static_cast<size_t>(group.members[slot].value)].push_back(use);
+      }
+    }
+  }
+
+  // Phases in which units other than this one read a value, after it or at all.
+  std::bitset<kPhases> read_by_others(ValueId id, int unit, bool later) const {
+    std::bitset<kPhases> phases;
+    for (const Use& use : users_[static_cast<size_t>(id)]) {
+      const int of = unit_of_[use.group];
+      if (later ? of > unit : of != unit) phases |= use.reads;
+    }
+    return phases;
+  }
+
+  bool is_used_by_others(ValueId id, int unit, bool later) const {
+    return std::any_of(users_[static_cast<size_t>(id)].begin(), users_[static_cast<size_t>(id)].end(),
+                       [&](const Use& use) { return later ? unit_of_[use.group] > unit : unit_of_[use.group] != unit; });
+  }
+
+  // --- units
+
+  void make_units() {
+    std::vector<std::shared_ptr<const Table>> tables;  // by kind
+    for (size_t g = 0; g < groups_.list.size(); ++g) {
+      const Group& group = groups_.list[g];
+      const auto kind = static_cast<size_t>(group.kind);
+      if (tables.size() <= kind) tables.resize(kind + 1);
+      if (!tables[kind])
+        tables[kind] = std::make_shared<Table>(
+            GroupSearch(groups_, group, costs_.table(), options_).run(result_.states, is_truncated_));
+      Unit unit;
+      unit.group = unit.first = unit.last = g;
+      unit.layer = group.layer;
+      for (const Group::Member& member : group.members)
+        if (member.is_outer) unit.outer.push_back(member.value);
+      unit.table = tables[kind];
+      unit.kind = group.kind;
+      units_.push_back(std::move(unit));
+      kinds_ = std::max(kinds_, group.kind + 1);
+      unit_of_.push_back(static_cast<int>(g));
+    }
+  }
+
+  // Joins units of a layer as long as what they show to others does not grow.
+  void join_units() {
+    std::vector<Unit> done;
+    for (size_t begin = 0; begin < units_.size();) {
+      size_t end = begin + 1;
+      while (end < units_.size() && units_[end].layer == units_[begin].layer) ++end;
+      std::vector<Unit> own(std::make_move_iterator(units_.begin() + static_cast<std::ptrdiff_t>(begin)),
+                            std::make_move_iterator(units_.begin() + static_cast<std::ptrdiff_t>(end)));
+      while (join_best(own)) {
+      }
+      std::move(own.begin(), own.end(), std::back_inserter(done));
+      begin = end;
+    }
+    units_ = std::move(done);
+    std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.first < b.first; });
+    for (size_t u = 0; u < units_.size(); ++u) number(units_[u], static_cast<int>(u));
+  }
+
+  void number(const Unit& unit, int as) {
+    if (unit.parts.empty()) unit_of_[unit.group] = as;
+    for (const Unit& part : unit.parts) number(part, as);
+  }
+
+  // Values that are left of two units' when they are one.
+  std::vector<ValueId> outer_of_both(const Unit& a, const Unit& b) const {
+    const int as = unit_of_[a.first], bs = unit_of_[b.first];
+    std::vector<ValueId> outer;
+    for (const Unit* each : {&a, &b})
+      for (const ValueId id : each->outer) {
+        if (std::find(outer.begin(), outer.end(), id) != outer.end()) continue;
+        const auto& users = users_[static_cast<size_t>(id)];
+        if (std::any_of(users.begin(), users.end(),
+                        [&](const Use& use) { return unit_of_[use.group] != as && unit_of_[use.group] != bs; }))
+          outer.push_back(id);
+      }
+    return outer;
+  }
+
+  static bool share(const Unit& a, const Unit& b) {
+    return std::any_of(a.outer.begin(), a.outer.end(),
+                       [&](ValueId id) { return std::find(b.outer.begin(), b.outer.end(), id) != b.outer.end(); });
+  }
+
+  // The two units whose join shows least to others, of these with the fewest pairs of entries. A join that
+  // leaves more entries than both had is not worth it.
+  bool join_best(std::vector<Unit>& own) {
+    constexpr size_t kMostPairs = 400'000, kFew = 600;
+    std::vector<std::tuple<size_t, size_t, size_t, size_t>> pairs;  // values left, pairs of entries, both units
+    for (size_t a = 0; a < own.size(); ++a)
+      for (size_t b = a + 1; b < own.size(); ++b) {
+        if (!share(own[a], own[b]) || refused_.count({own[a].kind, own[b].kind}) != 0) continue;
+        const size_t left = outer_of_both(own[a], own[b]).size();
+        const size_t count = own[a].table->entries.size() * own[b].table->entries.size();
+        if (left <= std::max(own[a].outer.size(), own[b].outer.size()) && count <= kMostPairs)
+          pairs.emplace_back(left, count, a, b);
+      }
+    std::sort(pairs.begin(), pairs.end());
+    for (const auto& [left, count, a, b] : pairs) {
+      const Unit joined = joined_of(own[a], own[b]);
+      const size_t entries = joined.table->entries.size();
+      if (entries > std::max(kFew, own[a].table->entries.size() + own[b].table->entries.size())) {
+        refused_.insert({own[a].kind, own[b].kind});
+        continue;
+      }
+      number(own[b], unit_of_[own[a].first]);
+      own[a] = joined;
+      own.erase(own.begin() + static_cast<std::ptrdiff_t>(b));
+      return true;
+    }
+    return false;
+  }
+
+  Unit joined_of(Unit a, Unit b) {
+    Unit unit;
+    unit.outer = outer_of_both(a, b);
+    unit.first = std::min(a.first, b.first);
+    unit.last = std::max(a.last, b.last);
+    unit.layer = a.layer;
+    const int b_before = unit_of_[b.first], as = unit_of_[a.first];
+    number(b, as);  // while it is asked who else uses a value
+    std::vector<int64_t> key{a.kind, b.kind};
+    std::vector<SlotContext> contexts;
+    for (const ValueId id : unit.outer) {
+      contexts.push_back({&costs_of(id), is_state_value(id), read_by_others(id, as, false)});
+      key.push_back(place_in(a.outer, id));
+      key.push_back(place_in(b.outer, id));
+      key.push_back(static_cast<int64_t>(contexts.back().left.to_ulong()));
+    }
+    key.push_back(-2);
+    for (const ValueId id : a.outer) key.push_back(place_in(b.outer, id));
+    auto [known, fresh] = joined_.emplace(std::move(key), std::pair(kinds_, std::shared_ptr<const Table>()));
+    if (fresh) {
+      ++kinds_;
+      known->second.second = std::make_shared<Table>(join(a, b, unit.outer, contexts));
+    }
+    unit.kind = known->second.first;
+    unit.table = known->second.second;
+    number(b, b_before);
+    unit.parts.push_back(std::move(a));
+    unit.parts.push_back(std::move(b));
+    return unit;
+  }
+
+  static int64_t place_in(const std::vector<ValueId>& list, ValueId id) {
+    const auto found = std::find(list.begin(), list.end(), id);
+    return found == list.end() ? -1 : found - list.begin();
+  }
+
+  Table join(const Unit& a, const Unit& b, const std::vector<ValueId>& outer, const std::vector<SlotContext>& contexts) {
+    struct Value {
+      ValueId id;
+      int64_t a, b, outer;  // places; -1: none
+    };
+    std::vector<Value> values;
+    for (const Unit* each : {&a, &b})
+      for (const ValueId id : each->outer)
+        if (std::none_of(values.begin(), values.end(), [&](const Value& known) { return known.id == id; }))
+          values.push_back({id, place_in(a.outer, id), place_in(b.outer, id), place_in(outer, id)});
+    Frontier both(outer.size());
+    State state(outer.size());
+    for (size_t i = 0; i < a.table->entries.size(); ++i)
+      for (size_t k = 0; k < b.table->entries.size(); ++k) {
+        const Entry &first = a.table->entries[i], &second = b.table->entries[k];
+        Ticks cost = first.cost + second.cost;
+        for (const Value& value : values) {
+          Slot slot = value.a < 0 ? Slot{} : first.outer[static_cast<size_t>(value.a)];
+          const Ticks more = add(slot, value.b < 0 ? Slot{} : second.outer[static_cast<size_t>(value.b)], value.id);
+          cost = more >= kNever ? kNever : cost + more;
+          if (cost >= kNever) break;
+          if (value.outer >= 0) {
+            forget(slot, contexts[static_cast<size_t>(value.outer)].left);
+            state[static_cast<size_t>(value.outer)] = slot;
+          } else if (slot.made == kUndecided) {
+            cost += cheapest(slot, value.id);
+          }
+        }
+        if (cost >= kNever) continue;
+        ++result_.states;
+        both.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(k)});
+      }
+    both.reduce(contexts, std::numeric_limits<size_t>::max());
+    Table table;
+    for (size_t i = 0; i < both.size(); ++i)
+      table.entries.push_back({both.cost(i),
+                               {both.state(i), both.state(i) + outer.size()},
+                               {static_cast<int32_t>(both.origins()[i].state), both.origins()[i].way}});
+    return table;
+  }
+
+  // Adds to a slot what others decide of its value; returns what that costs beyond what both cost, or kNever.
+  Ticks add(Slot& slot, const Slot& own, ValueId id) const {
+    if (own == Slot{}) return 0;
+    if (slot == Slot{}) {
+      slot = own;
+      return 0;
+    }
+    if (slot.made != kUndecided && own.made != kUndecided && slot.made != own.made) return kNever;
+    const ValueCosts& costs = costs_of(id);
+    const auto of = [&](const Slot& each) { return each.made == kUndecided ? 0 : costs.cost(each.made, each.needs); };
+    const Slot both{std::min(slot.made, own.made), united(slot.needs, own.needs)};  // kUndecided is the largest
+    const Ticks all = of(both);
+    if (all >= kNever) return kNever;
+    const Ticks more = all - of(slot) - of(own);
+    slot = both;
+    return more;
+  }
+
+  Ticks cheapest(const Slot& slot, ValueId id) const {
+    const PlacementId made = cheapest_made(slot.needs, id);
+    return made == kUndecided ? kNever : costs_of(id).cost(made, slot.needs);
+  }
+
+  // Of state that nothing updates.
+  PlacementId cheapest_made(const Needs& needs, ValueId id) const {
+    const ValueCosts& costs = costs_of(id);
+    PlacementId best = kUndecided;
+    for (size_t made = 0; made < costs.placements(); ++made) {
+      const auto lies = static_cast<PlacementId>(made);
+      if (lies == kPartial || !costs.fills(lies)) continue;
+      if (options_.allows_state && !options_.allows_state(id, lies)) continue;
+      if (best == kUndecided || costs.cost(lies, needs) < costs.cost(best, needs)) best = lies;
+    }
+    return best;
+  }
+
+  // --- from unit to unit
+
+  // A slot for each value that several units use, from the first to the last of them.
+  void assign_slots() {
+    std::unordered_map<ValueId, int> slots;
+    std::vector<bool> used;
+    for (size_t u = 0; u < units_.size(); ++u) {
+      std::vector<Outer> own;
+      for (const ValueId id : units_[u].outer) {
+        auto known = slots.find(id);
+        if (known == slots.end()) {
+          const auto free = std::find(used.begin(), used.end(), false);
+          const auto slot = static_cast<int>(free - used.begin());
+          if (free == used.end()) used.push_back(false);
+          used[static_cast<size_t>(slot)] = true;
+          known = slots.emplace(id, slot).first;
+        }
+        const int unit = static_cast<int>(u);
+        own.push_back({known->second, !is_used_by_others(id, unit, true), read_by_others(id, unit, true)});
+      }
+      for (size_t o = 0; o < own.size(); ++o) {
+        if (!own[o].closed) continue;
+        used[static_cast<size_t>(own[o].slot)] = false;
+        slots.erase(units_[u].outer[o]);
+      }
+      outer_.push_back(std::move(own));
+    }
+    slots_ = static_cast<int>(used.size());
+    contexts_.assign(static_cast<size_t>(slots_), {});
+  }
+
+  Frontier expand(size_t u, const Frontier& before, Ticks to_come) {
+    const Unit& unit = units_[u];
+    Frontier next(static_cast<size_t>(slots_));
+    State state;
+    for (size_t i = 0; i < before.size(); ++i)
+      for (size_t e = 0; e < unit.table->entries.size(); ++e) {
+        const Entry& entry = unit.table->entries[e];
+        Ticks cost = before.cost(i) + entry.cost;
+        if (options_.limit < kNever && cost + to_come > options_.limit) break;  // later entries cost no less
+        state.assign(before.state(i), before.state(i) + slots_);
+        for (size_t o = 0; o < unit.outer.size() && cost < kNever; ++o) {
+          const Outer& outer = outer_[u][o];
+          Slot& slot = state[static_cast<size_t>(outer.slot)];
+          const Ticks more = add(slot, entry.outer[o], unit.outer[o]);
+          cost = more >= kNever ? kNever : cost + more;
+          if (outer.closed && cost < kNever) {
+            if (slot.made == kUndecided) cost += cheapest(slot, unit.outer[o]);
+            slot = {};
+          } else {
+            forget(slot, outer.left);
+          }
+        }
+        if (cost >= kNever || (options_.limit < kNever && cost + to_come > options_.limit)) continue;
+        ++result_.states;
+        next.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(e)});
+      }
+    return next;
+  }
+
+  const std::vector<SlotContext>& contexts_after(size_t u) {
+    for (size_t o = 0; o < units_[u].outer.size(); ++o) {
+      const ValueId id = units_[u].outer[o];
+      const Outer& outer = outer_[u][o];
+      contexts_[static_cast<size_t>(outer.slot)] =
+          outer.closed ? SlotContext{} : SlotContext{&costs_of(id), is_state_value(id), outer.left};
+    }
+    return contexts_;
+  }
+
+  // --- layers that repeat
+
+  struct Boundary {
+    size_t unit;
+    Frontier states;
+  };
+
+  // The units after which all is as it is now, but for a constant (added_) in the costs: those of a layer that
+  // was decided before, when the units to come decide alike. 0: there are none.
+  size_t repeats(size_t u, const Frontier& level) {
+    if (u == 0 || units_[u].layer == units_[u - 1].layer || options_.limit < kNever) return 0;
+    size_t period = 0;
+    for (auto known = boundaries_.rbegin(); known != boundaries_.rend() && period == 0; ++known) {
+      if (!are_alike(known->unit, u) || !level.is_like(known->states)) continue;
+      period = u - known->unit;
+      added_ = level.cost(0) - known->states.cost(0);
+    }
+    constexpr size_t kMost = 8;
+    if (boundaries_.size() == kMost) boundaries_.erase(boundaries_.begin());
+    boundaries_.push_back({u, level});
+    return period;
+  }
+
+  bool are_alike(size_t first, size_t second) const {
+    const size_t period = second - first;
+    if (second + period > units_.size()) return false;
+    for (size_t i = 0; i < period; ++i)
+      if (units_[first + i].kind != units_[second + i].kind || outer_[first + i] != outer_[second + i]) return false;
+    return true;
+  }
+
+  // --- the end
+
+  SearchResult finish(const Frontier& level, Ticks dropped) {
+    const Graph& graph = costs_.table().graph();
+    result_.state.assign(graph.values.size(), kReplicated);
+    result_.ways.assign(graph.nodes.size(), 0);
+    result_.bound = std::min(dropped, options_.limit);
+    if (level.size() == 0) return std::move(result_);
+    result_.found = true;
+    result_.cost = level.cost(0);
+    result_.bound = std::min(dropped, result_.cost);
+    size_t at = 0;
+    for (size_t u = units_.size(); u-- > 0;) {
+      const Origin origin = (*origins_[u])[at];
+      decide(units_[u], static_cast<size_t>(origin.way));
+      at = origin.state;
+    }
+    place_state();
+    return std::move(result_);
+  }
+
+  void decide(const Unit& unit, size_t entry) {
+    const std::vector<int32_t>& ways = unit.table->entries[entry].ways;
+    for (size_t part = 0; part < unit.parts.size(); ++part) decide(unit.parts[part], static_cast<size_t>(ways[part]));
+    if (!unit.parts.empty()) return;
+    for (size_t s = 0; s < ways.size(); ++s) {
+      const Step& step = groups_.list[unit.group].steps[s];
+      if (step.node >= 0)
+        result_.ways[static_cast<size_t>(step.node)] = step.ways[static_cast<size_t>(ways[s])].number;
+    }
+  }
+
+  // State lies as what updates it needs it, or counts it once; other state as is cheapest for its readers.
+  void place_state() {
+    const Graph& graph = costs_.table().graph();
+    std::unordered_map<ValueId, Needs> read;
+    std::unordered_map<ValueId, PlacementId> made;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      const Node& node = graph.nodes[n];
+      if (node.op->any_placement) continue;
+      const NodeSharding way = costs_.way(static_cast<NodeId>(n), result_.ways[n]);
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        const ValueId id = node.inputs[i];
+        if (id == kAbsent || !is_state_value(id)) continue;
+        read[id][static_cast<size_t>(node.phase)] |= form(way.inputs[i]);
+        const bool changes = std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
+                                         [&](const auto& pair) { return pair.second == static_cast<int>(i); });
+        if (changes || groups_.is_free(id) || ((way.once >> i) & 1) != 0) made[id] = way.inputs[i];
+      }
+    }
+    for (const auto& [id, needs] : read) {
+      const auto known = made.find(id);
+      result_.state[static_cast<size_t>(id)] = known != made.end() ? known->second : cheapest_made(needs, id);
+    }
+  }
+
+  struct Outer {
+    int slot;
+    bool closed;                  // no later unit uses it
+    std::bitset<kPhases> left;    // in which later units read it
+    bool operator==(const Outer&) const = default;
+  };
+
+  ShardingCosts& costs_;
+  const SearchOptions& options_;
+  Groups groups_;
+  SearchResult result_;
+  bool is_truncated_ = false;  // states of a table were dropped for their number
+  int slots_ = 0, kinds_ = 0;
+  Ticks added_ = 0;
+  std::vector<std::vector<Use>> users_;  // of values, by group
+  std::vector<int> unit_of_;             // of groups
+  std::vector<Unit> units_;
+  std::map<std::vector<int64_t>, std::pair<int, std::shared_ptr<const Table>>> joined_;  // kind and table
+  std::set<std::pair<int, int>> refused_;  // joins, by kinds
+  std::vector<std::vector<Outer>> outer_;  // of units, as Unit::outer
+  std::vector<SlotContext> contexts_;      // by slot
+  std::vector<std::shared_ptr<std::vector<Origin>>> origins_;  // by unit; layers that repeat share them
+  std::vector<Boundary> boundaries_;
+};
+
+}  // namespace
+
+SearchResult search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
+  return Search(costs, shares, options).run();
+}
+
+ShardingHints hints_of(ShardingCosts& costs, const Shares& shares, const SearchResult& result) {
+  const PlacementTable& table = costs.table();
+  const Graph& graph = table.graph();
+  ShardingHints hints;
+  for (size_t i = 0; i < graph.values.size(); ++i)
+    if (is_state(graph.values[i]) && result.state[i] != kReplicated)
+      hints.given[static_cast<ValueId>(i)] = result.state[i];
+  for (size_t a = 0; a < table.axes().size(); ++a) {
+    const std::vector<int64_t> points = cut_points(table.axes()[a].units, shares);
+    if (std::adjacent_find(points.begin(), points.end()) == points.end()) hints.axes.insert(static_cast<int>(a));
+  }
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const auto node = static_cast<NodeId>(n);
+    if (!graph.nodes[n].op->any_placement) hints.nodes[node] = costs.way(node, result.ways[n]);
+  }
+  return hints;
+}
+
+}  // namespace het::planner::hap

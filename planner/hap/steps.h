@@ -1,0 +1,72 @@
+// The decisions of a search: groups of nodes that are decided together, with what each needs of values and
+// leaves of them.
+#pragma once
+
+#include <bitset>
+#include <optional>
+
+#include "planner/hap/forms.h"
+#include "planner/hap/search.h"
+
+namespace het::planner::hap {
+
+inline constexpr PlacementId kUndecided = 0xff;
+
+// How a value is made, if that is decided, and which placements of it are needed so far.
+struct Slot {
+  PlacementId made = kUndecided;
+  Needs needs{};
+  bool operator==(const Slot&) const = default;
+};
+
+// One node, or an output of the graph that is needed whole. Slots are those of its group.
+struct Step {
+  struct Read {
+    int slot;
+    int phase;
+    bool changes;  // state that it updates, where it lies
+  };
+  struct Way {
+    int number = 0;  // of the node
+    Ticks cost = 0;
+    std::vector<PlacementId> reads, writes;  // as the step's
+    uint32_t once = 0;                       // reads of state that has to be replicated
+  };
+  NodeId node = -1;  // -1: an output
+  std::vector<Read> reads;
+  std::vector<int> writes;  // slots
+  // The slot of the parameter as which the result of a sum over layers has to lie, unless it is partial.
+  bool sums_layers = false;
+  int wanted = -1;
+  std::vector<Way> ways;
+};
+
+// A node of the forward pass with those of the backward pass and the update that use the same values.
+struct Group {
+  struct Member {
+    ValueId value;
+    bool is_state;
+    bool is_outer;  // other groups use it, too
+    // Outer ones: whether later groups use it, and in which phases these read it, and other groups at all.
+    bool closed = false;
+    std::bitset<kPhases> left = {}, others = {};
+  };
+  std::vector<Member> members;  // by slot
+  std::vector<Step> steps;
+  std::vector<int> last;  // by slot: the last step that touches it
+  int32_t layer = -1;
+  int kind = 0;  // groups of one kind decide alike, in slots that correspond
+};
+
+struct Groups {
+  std::vector<Group> list;
+  std::vector<std::optional<ValueCosts>> costs;  // by class of values
+  std::vector<int> class_of;                     // of values
+  std::vector<bool> free;                        // values that cost nothing however they are needed
+  bool is_free(ValueId id) const { return free[static_cast<size_t>(id)]; }
+  const ValueCosts& of(ValueId id) const { return *costs[static_cast<size_t>(class_of[static_cast<size_t>(id)])]; }
+};
+
+Groups make_groups(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options);
+
+}  // namespace het::planner::hap

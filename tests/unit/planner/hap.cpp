@@ -1,0 +1,245 @@
+// The synthesiser of sharding programs: that its costs are those of the programs it finds, that no program is
+// cheaper, and that ranks which run them compute what one device does.
+#include <catch2/catch.hpp>
+#include <map>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/base/random.h"
+#include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
+#include "planner/hap/hap.h"
+#include "planner/megatron/sharding.h"
+#include "tests/unit/core/trained_gpt.h"
+#include "tests/unit/planner/distributed.h"
+#include "tests/unit/planner/testing.h"
+
+using namespace het;
+using namespace het::testing;
+using namespace het::testing::distributed;
+using namespace het::planner;
+using namespace het::planner::hap;
+
+namespace {
+
+// `fast` devices and as many slow ones, in hosts of two.
+Cluster small_cluster(int devices, double bytes_per_second, bool mesh = true) {
+  Cluster cluster;
+  cluster.types = {plain_type("fast", 3e-3, 16), plain_type("slow", 1e-3, 16)};
+  for (DeviceType& type : cluster.types) {
+    type.memory_bytes_per_second = 1e10;
+    type.inside = {2e-6, 4 * bytes_per_second};
+  }
+  for (int d = 0; d < devices; d += 2)
+    cluster.nodes.push_back(plain_machine(std::string(1, static_cast<char>('a' + d)),
+                                          d < devices / 2 ? "fast" : "slow", std::min(2, devices - d)));
+  cluster.between = {5e-6, bytes_per_second};
+  cluster.mesh = mesh;
+  return cluster;
+}
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : key_(philox_key(seed, hash_of("hap"))) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(philox(key_, next_++)[0] % static_cast<uint64_t>(n)); }
+  template <class T>
+  const T& of(const std::vector<T>& list) {
+    return list[static_cast<size_t>(below(std::ssize(list)))];
+  }
+
+ private:
+  PhiloxKey key_;
+  uint64_t next_ = 0;
+};
+
+// An embedding, some operators, and a classifier; trained by AdamW.
+Graph random_model(uint64_t seed, int operators) {
+  Draw draw(seed);
+  Graph graph;
+  GraphBuilder b(graph);
+  const auto weight = [&](Shape shape, double scale = 0.3) {
+    return b.parameter(fmt::format("w{}", graph.values.size()), {DType::f64, std::move(shape)},
+                       {Initial::Kind::normal, scale});
+  };
+  const ValueId tokens = b.input("tokens", {DType::i32, {kSamples, kContext}});
+  const ValueId labels = b.input("labels", {DType::i32, {kSamples, kContext}});
+  const ValueId scale = b.input("scale", {DType::f64, {1}}, true);
+  b.input("counter", {DType::i64, {2}});
+  b.input("order", {DType::i32, {kContext}}, true);
+  b.begin_layer("all");
+  std::vector<ValueId> made{b.call("embedding", {tokens, weight({kVocabulary, 8})})};
+  const auto width = [&](ValueId id) { return graph.type(id).shape.back(); };
+  for (int i = 0; i < operators; ++i) {
+    const ValueId x = made.back();
+    const int64_t in = width(x);
+    ValueId y = kAbsent;
+    switch (draw.below(9)) {
+      case 0:
+      case 1:
+      case 2: {
+        const int64_t out = draw.of(std::vector<int64_t>{6, 8, 12});
+        y = draw.below(2) == 0 ? b.call("linear", {x, weight({out, in})})
+                               : b.call("linear", {x, weight({out, in}), weight({out})});
+        break;
+      }
+      case 3: y = b.call(draw.of(std::vector<std::string>{"gelu", "silu", "tanh"}), {x}); break;
+      case 4: y = b.call("layer_norm", {x, weight({in}), weight({in})}); break;
+      case 5: y = b.call("rms_norm", {x, weight({in})}); break;
+      case 6: y = b.call("matmul", {x, weight({in, 8})}); break;
+      case 7: y = b.call("mul", {x, weight({in})}); break;
+      default: {
+        std::vector<ValueId> alike;
+        for (const ValueId id : made)
+          if (width(id) == in) alike.push_back(id);
+        y = b.call(draw.of(std::vector<std::string>{"add", "mul"}), {x, draw.of(alike)});
+      }
+    }
+    made.push_back(y);
+  }
+  const ValueId last = made.back();
+  b.output("loss", b.call("linear_cross_entropy", {last, weight({kVocabulary, width(last)}), kAbsent, labels, scale}));
+  train_by_adamw(b, graph.outputs[0].value, 1e-4);
+  return graph;
+}
+
+bool changes(const Node& node, size_t input) {
+  return std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
+                     [&](const auto& pair) { return pair.second == static_cast<int>(input); });
+}
+
+// The program in which nodes run so, and state lies as its updates need it; nullopt: there is none.
+std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& shares, const std::vector<int>& ways) {
+  const Graph& graph = costs.table().graph();
+  SearchResult as;
+  as.ways = ways;
+  as.state.assign(graph.values.size(), kReplicated);
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (size_t i = 0; i < graph.nodes[n].inputs.size(); ++i)
+      if (graph.nodes[n].inputs[i] != kAbsent && changes(graph.nodes[n], i))
+        as.state[static_cast<size_t>(graph.nodes[n].inputs[i])] = costs.way(static_cast<NodeId>(n), ways[n]).inputs[i];
+  try {
+    return propagate(costs.table(), shares, hints_of(costs, shares, as));
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::usage);
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("no sharding program is cheaper than the one that a search finds", "[hap]") {
+  const int trials = trials_or(300);
+  int64_t programs = 0, sharded = 0;
+  for (int trial = 0; trial < trials; ++trial) {
+    const uint64_t seed = first_seed() + static_cast<uint64_t>(trial);
+    Draw draw(seed * 7919 + 1);
+    const Graph graph = random_model(seed, static_cast<int>(draw.below(3)));
+    const PlacementTable table(graph);
+    const double bandwidth = std::pow(10.0, 6 + static_cast<double>(draw.below(40)) / 10);
+    const DeviceGroup group(small_cluster(2, bandwidth, draw.below(2) == 0), Precision::f32);
+    ShardingCosts costs(table, group, static_cast<int>(1 + draw.below(3)));
+    const Shares shares{1 + draw.below(2), 1};
+    // A few ways of each node, so that all programs can be looked at.
+    std::vector<std::vector<int>> allowed(graph.nodes.size(), {0});
+    double count = 1;
+    for (int more = 0; more < 400 && count < 800; ++more) {
+      const auto n = static_cast<size_t>(draw.below(std::ssize(graph.nodes)));
+      const auto ways = std::ssize(table.shardings(static_cast<NodeId>(n)));
+      if (ways == 0 || graph.nodes[n].op->any_placement) continue;
+      const int way = 1 + static_cast<int>(draw.below(ways));
+      if (std::find(allowed[n].begin(), allowed[n].end(), way) != allowed[n].end()) continue;
+      const auto size = static_cast<double>(allowed[n].size());
+      if (count * (size + 1) / size > 1500) continue;
+      count *= (size + 1) / size;
+      allowed[n].push_back(way);
+    }
+    SearchOptions options;
+    options.allows_node = [&](NodeId n, const NodeSharding& sharding) {
+      const auto& ways = allowed[static_cast<size_t>(n)];
+      return std::find(ways.begin(), ways.end(), costs.way_number(n, sharding)) != ways.end();
+    };
+    const SearchResult found = search(costs, shares, options);
+    INFO("seed " << seed);
+    REQUIRE(found.found);
+    CHECK(found.bound == found.cost);
+    const auto own = program_of(costs, shares, found.ways);
+    REQUIRE(own);
+    CHECK(costs.program(*own) == found.cost);
+    sharded += own->conversions.empty() ? 0 : 1;
+    Ticks least = kNever;
+    std::vector<size_t> at(graph.nodes.size(), 0);
+    for (bool more = true; more;) {
+      std::vector<int> ways;
+      for (size_t n = 0; n < at.size(); ++n) ways.push_back(allowed[n][at[n]]);
+      if (const auto program = program_of(costs, shares, ways)) {
+        least = std::min(least, costs.program(*program));
+        ++programs;
+      }
+      more = false;
+      for (size_t n = 0; n < at.size() && !more; ++n) {
+        if (++at[n] < allowed[n].size())
+          more = true;
+        else
+          at[n] = 0;
+      }
+    }
+    CHECK(least == found.cost);
+  }
+  CHECK(programs > 100 * trials);
+  CHECK(sharded > trials / 4);
+}
+
+TEST_CASE("a search costs what its program costs, and no more than Megatron's", "[hap]") {
+  for (const bool llama : {false, true})
+    for (const double bandwidth : {1e6, 1e8, 1e10}) {
+      const Graph graph = small_model(llama, DType::f32);
+      const PlacementTable table(graph);
+      const DeviceGroup group(small_cluster(2, bandwidth), Precision::f32);
+      ShardingCosts costs(table, group, 1);
+      const Shares shares{1, 1};
+      const SearchResult found = search(costs, shares);
+      REQUIRE(found.found);
+      CHECK(found.bound == found.cost);
+      CHECK(costs.program(propagate(table, shares, hints_of(costs, shares, found))) == found.cost);
+      CHECK(costs.program(megatron_sharding(table, shares)) >= found.cost);
+    }
+}
+
+TEST_CASE("ranks that run a synthesised program compute what one device does", "[hap]") {
+  Alone alone(DType::f64);
+  const int trials = trials_or(24);
+  std::set<std::string> seen;
+  for (int trial = 0; trial < trials; ++trial) {
+    const uint64_t seed = first_seed() + static_cast<uint64_t>(trial);
+    Draw draw(seed * 31 + 7);
+    const size_t which = static_cast<size_t>(draw.below(2));
+    const Graph& graph = alone.model(which);
+    const PlacementTable table(graph);
+    const double bandwidth = std::pow(10.0, 6 + static_cast<double>(draw.below(40)) / 10);
+    const DeviceGroup group(small_cluster(2 + static_cast<int>(draw.below(2)), bandwidth, draw.below(2) == 0),
+                            Precision::f32);
+    hap::Request request{&table, &group, static_cast<int>(1 + draw.below(3)), {}};
+    const Answer answer = synthesise(request);
+    INFO("seed " << seed);
+    REQUIRE(answer.best.found());
+    CHECK(answer.bound <= answer.bound_for_shares);
+    CHECK(answer.bound_for_shares <= answer.best.cost);
+    const Plan plan = to_plan(request, answer.best.program, static_cast<int>(graph.layers.size()), kSamples);
+    INFO(to_lua(plan));
+    const Verdict verdict = judge(graph, plan, alone.outcome(which, plan), 1e-11);
+    CHECK(verdict.problem == "");
+    seen.insert(to_lua(plan));
+    for (const Baseline each : kBaselines) {
+      std::string problem;
+      const Synthesised other = baseline(request, each, problem);
+      INFO(name_of(each));
+      CHECK(answer.best.cost <= other.cost);
+      if (!other.found()) continue;
+      const Plan theirs = to_plan(request, other.program, static_cast<int>(graph.layers.size()), kSamples);
+      const Verdict judged = judge(graph, theirs, alone.outcome(which, theirs), 1e-11);
+      INFO(to_lua(theirs));
+      CHECK(judged.problem == "");
+    }
+  }
+  CHECK(seen.size() > 3);
+}
