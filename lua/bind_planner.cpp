@@ -8,6 +8,7 @@
 #include "core/base/nearest.h"
 #include "core/base/units.h"
 #include "lua/objects.h"
+#include "lua/planning.h"
 #include "planner/explain.h"
 #include "planner/fallback.h"
 #include "planner/lower/lower.h"
@@ -21,11 +22,6 @@
 
 namespace het::lua {
 
-// A plan that a separate thread searches for. Dropping it waits for the thread.
-struct Planning {
-  std::future<Json> answer;
-};
-
 namespace {
 
 using planner::Cluster;
@@ -37,49 +33,6 @@ constexpr int kMostHosts = 1 << 16, kMostBatch = 1 << 20;
 
 Link link_at(lua_State* L, int index) {
   return {field<double>(L, index, "latency").value_or(0), field<double>(L, index, "bandwidth").value_or(0)};
-}
-
-// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/plan/cluster.lua
-// makes it.
-Cluster cluster_at(lua_State* L, int index) {
-  Cluster cluster;
-  cluster.between = link_at(L, index);
-  cluster.mesh = field<std::string>(L, index, "all_reduce").value_or("") == "mesh";
-  each_in(L, index, "types", [&](int, int at) {
-    planner::DeviceType type;
-    type.name = field<std::string>(L, at, "name").value_or("");
-    type.f32_flops = field<double>(L, at, "f32").value_or(0);
-    type.bf16_flops = field<double>(L, at, "bf16").value_or(0);
-    type.f16_flops = field<double>(L, at, "f16").value_or(0);
-    type.memory_bytes = field<double>(L, at, "memory").value_or(0);
-    type.memory_bytes_per_second = field<double>(L, at, "memory_bandwidth").value_or(0);
-    type.inside = link_at(L, at);
-    type.efficiency = field<double>(L, at, "efficiency").value_or(0.5);
-    cluster.types.push_back(std::move(type));
-  });
-  int64_t hosts = 0;
-  each_in(L, index, "nodes", [&](int, int at) {
-    planner::Machine node;
-    const std::string name = field<std::string>(L, at, "name").value_or("");
-    const int count = field<int>(L, at, "count").value_or(1);
-    hosts += std::max(count, 0);
-    if (hosts > kMostHosts) fail_usage("a cluster of more than {} machines", kMostHosts);
-    for (int i = 1; i <= count; ++i) node.hosts.push_back(count == 1 ? name : fmt::format("{}{}", name, i));
-    node.type = field<std::string>(L, at, "type").value_or("");
-    node.devices = field<int>(L, at, "devices").value_or(1);
-    node.zone = field<std::string>(L, at, "zone").value_or("");
-    node.inside = link_at(L, at);
-    node.price_per_hour = field<double>(L, at, "price").value_or(0);
-    node.preemptions_per_hour = field<double>(L, at, "preemptions").value_or(0);
-    cluster.nodes.push_back(std::move(node));
-  });
-  each_in(L, index, "links", [&](int, int at) {
-    cluster.zone_links.push_back({field<std::string>(L, at, "from").value_or(""),
-                                  field<std::string>(L, at, "to").value_or(""), link_at(L, at),
-                                  field<bool>(L, at, "assumed").value_or(false)});
-  });
-  planner::add_known_types(cluster);
-  return cluster;
 }
 
 // Every mistake of a cluster, a list of sentences.
@@ -611,6 +564,49 @@ std::string bandwidth_text(double bytes_per_second) { return planner::show_bandw
 bool takes_extensions(std::string policy) { return planner::takes_extensions(policy); }
 
 }  // namespace
+
+// {latency, bandwidth, all_reduce, types = {...}, nodes = {...}, links = {...}}, as lua/het/plan/cluster.lua
+// makes it.
+planner::Cluster cluster_at(lua_State* L, int index) {
+  Cluster cluster;
+  cluster.between = link_at(L, index);
+  cluster.mesh = field<std::string>(L, index, "all_reduce").value_or("") == "mesh";
+  each_in(L, index, "types", [&](int, int at) {
+    planner::DeviceType type;
+    type.name = field<std::string>(L, at, "name").value_or("");
+    type.f32_flops = field<double>(L, at, "f32").value_or(0);
+    type.bf16_flops = field<double>(L, at, "bf16").value_or(0);
+    type.f16_flops = field<double>(L, at, "f16").value_or(0);
+    type.memory_bytes = field<double>(L, at, "memory").value_or(0);
+    type.memory_bytes_per_second = field<double>(L, at, "memory_bandwidth").value_or(0);
+    type.inside = link_at(L, at);
+    type.efficiency = field<double>(L, at, "efficiency").value_or(0.5);
+    cluster.types.push_back(std::move(type));
+  });
+  int64_t hosts = 0;
+  each_in(L, index, "nodes", [&](int, int at) {
+    planner::Machine node;
+    const std::string name = field<std::string>(L, at, "name").value_or("");
+    const int count = field<int>(L, at, "count").value_or(1);
+    hosts += std::max(count, 0);
+    if (hosts > kMostHosts) fail_usage("a cluster of more than {} machines", kMostHosts);
+    for (int i = 1; i <= count; ++i) node.hosts.push_back(count == 1 ? name : fmt::format("{}{}", name, i));
+    node.type = field<std::string>(L, at, "type").value_or("");
+    node.devices = field<int>(L, at, "devices").value_or(1);
+    node.zone = field<std::string>(L, at, "zone").value_or("");
+    node.inside = link_at(L, at);
+    node.price_per_hour = field<double>(L, at, "price").value_or(0);
+    node.preemptions_per_hour = field<double>(L, at, "preemptions").value_or(0);
+    cluster.nodes.push_back(std::move(node));
+  });
+  each_in(L, index, "links", [&](int, int at) {
+    cluster.zone_links.push_back({field<std::string>(L, at, "from").value_or(""),
+                                  field<std::string>(L, at, "to").value_or(""), link_at(L, at),
+                                  field<bool>(L, at, "assumed").value_or(false)});
+  });
+  planner::add_known_types(cluster);
+  return cluster;
+}
 
 void add_planner(lua_State* L) {
   make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait"), bind<&planning_is_done>("done")});

@@ -73,7 +73,7 @@ using ProgramHandle = std::shared_ptr<const Program>;
 using ExecutorHandle = std::shared_ptr<Executor>;
 using CorpusHandle = std::shared_ptr<const Corpus>;
 using SamplerHandle = std::shared_ptr<Sampler>;
-struct Planning;  // bind_planner.cpp
+struct Planning;  // planning.h
 using PlanningHandle = std::shared_ptr<Planning>;
 using ClusterHandle = std::shared_ptr<Cluster>;
 using MemberHandle = std::shared_ptr<RunMember>;
@@ -145,6 +145,7 @@ void add_data(lua_State* L);
 void add_system(lua_State* L);
 void add_cluster(lua_State* L);
 void add_planner(lua_State* L);
+void add_hap(lua_State* L);
 void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
 void add_snapshot(lua_State* L);

@@ -145,13 +145,31 @@ class Partition {
     const Placement& from = placement(id, lies(id));
     const ValueId value = local_.at(id);
     if (from.is_replicated()) return cut(value, id, to, part_);
-    if (from.is_partial() && to == kReplicated) return communicate("all_reduce", value);
-    if (from.is_partial()) return scatter(value, id, to);
-    const bool exchanges = to != kReplicated && placement(id, to).dim != from.dim;
-    if (exchanges && gathered_.count({id, builder_.phase()}) == 0) return exchange(value, id, to);
-    const auto [whole, fresh] = gathered_.emplace(std::pair{id, builder_.phase()}, kAbsent);
-    if (fresh) whole->second = gather(value, id);
+    if (from.is_partial() && !is_made_whole(id, to)) return scatter(value, id, to);
+    if (from.is_sharded() && to != kReplicated && placement(id, to).dim != from.dim && !is_made_whole(id, to))
+      return exchange(value, id, to);
+    const Phase phase = from.is_partial() ? Phase::forward : builder_.phase();
+    const auto [whole, fresh] = gathered_.emplace(std::pair{id, phase}, kAbsent);
+    if (fresh) whole->second = from.is_partial() ? communicate("all_reduce", value) : gather(value, id);
     return to == kReplicated ? whole->second : cut(whole->second, id, to, part_);
+  }
+
+  // Whether every rank gets all of a value that has to lie as `to`: because something else needs all of it,
+  // of shards in the same phase, or because that moves no more than to exchange each placement. In units of
+  // the value's bytes times (n - 1) / n a rank sends 1 to gather it, 1 / n for an exchange, 2 to sum it whole
+  // and 1 to scatter its sums.
+  bool is_made_whole(ValueId id, PlacementId to) const {
+    const Placement& from = placement(id, lies(id));
+    const Phase phase = phase_of_conversion(table_, program_, id, builder_.phase());
+    int exchanges = 0;
+    for (const size_t c : conversions_.at(id)) {
+      const Conversion& conversion = program_.conversions[c];
+      if (from.is_sharded() && conversion.phase != phase) continue;
+      if (conversion.to == kReplicated || (from.is_sharded() && placement(id, conversion.to).dim == from.dim))
+        return true;
+      ++exchanges;
+    }
+    return to == kReplicated || exchanges > (from.is_partial() ? 2 : program_.parts());
   }
 
   // What part `part` has of a whole value that lies so.

@@ -16,7 +16,9 @@ using Key = std::vector<int64_t>;
 
 class Keys {
  public:
-  int number(const Key& key) { return numbers_.emplace(key, static_cast<int>(numbers_.size())).first->second; }
+  int number(const Key& key) {
+    return numbers_.emplace(key, static_cast<int>(numbers_.size())).first->second;
+  }
   int64_t text(const std::string& text) {
     return texts_.emplace(text, static_cast<int64_t>(texts_.size())).first->second;
   }
@@ -40,9 +42,10 @@ double balanced_seconds(const DeviceGroup& group, const Work& work, bool half) {
     for (const Device& device : group.devices()) {
       const double rate = half ? device.half_flops : device.f32_flops;
       const double by_flops = work.flops > 0 ? t * rate / work.flops : 1;
-      const double by_bytes =
-          work.cut_bytes > 0 ? (t * device.memory_bytes_per_second - work.whole_bytes) / work.cut_bytes
-          : t * device.memory_bytes_per_second >= work.whole_bytes ? 1 : 0;
+      const double by_bytes = work.cut_bytes > 0
+                                  ? (t * device.memory_bytes_per_second - work.whole_bytes) / work.cut_bytes
+                              : t * device.memory_bytes_per_second >= work.whole_bytes ? 1
+                                                                                       : 0;
       parts += std::max(0.0, std::min({by_flops, by_bytes, 1.0}));
     }
     return parts;
@@ -81,14 +84,16 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     for (const ValueId id : node.inputs) {
       if (id == kAbsent || !node.op->elementwise || uses[static_cast<size_t>(id)] != 1) continue;
       const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
-      joined_[static_cast<size_t>(id)] = producer >= 0 && graph_.nodes[static_cast<size_t>(producer)].op->elementwise &&
+      joined_[static_cast<size_t>(id)] = producer >= 0 &&
+                                         graph_.nodes[static_cast<size_t>(producer)].op->elementwise &&
                                          graph_.nodes[static_cast<size_t>(producer)].phase == node.phase;
     }
   }
   Keys keys;
   for (size_t i = 0; i < graph_.values.size(); ++i) {
     const Value& value = graph_.values[i];
-    Key key{0, static_cast<int64_t>(value.type.dtype), static_cast<int64_t>(value.role), of_state_[i], joined_[i]};
+    Key key{0, static_cast<int64_t>(value.type.dtype), static_cast<int64_t>(value.role), of_state_[i],
+            joined_[i]};
     const auto add = [&](const std::vector<int64_t>& list) {
       key.push_back(std::ssize(list));
       key.insert(key.end(), list.begin(), list.end());
@@ -108,8 +113,12 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     const Cost cost = cost_of(graph_, node);
     const bool decomposes = std::any_of(node.op->sharding.begin(), node.op->sharding.end(),
                                         [](const ShardingRule& rule) { return rule.decompose != nullptr; });
-    Key key{1, keys.text(std::string(node.op->name)), decomposes ? keys.text(to_string(node.attributes)) : -1,
-            static_cast<int64_t>(node.phase), std::bit_cast<int64_t>(cost.flops), std::bit_cast<int64_t>(cost.bytes)};
+    Key key{1,
+            keys.text(std::string(node.op->name)),
+            decomposes ? keys.text(to_string(node.attributes)) : -1,
+            static_cast<int64_t>(node.phase),
+            std::bit_cast<int64_t>(cost.flops),
+            std::bit_cast<int64_t>(cost.bytes)};
     for (const auto* ids : {&node.inputs, &node.outputs})
       for (const ValueId id : *ids) key.push_back(id == kAbsent ? -1 : class_of_value(id));
     for (const NodeSharding& way : table.shardings(static_cast<NodeId>(n))) {
@@ -159,7 +168,8 @@ Work ShardingCosts::work(NodeId n, int number) const {
   const auto add = [&](const std::vector<ValueId>& ids, const std::vector<PlacementId>& lies) {
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] == kAbsent || joined_[static_cast<size_t>(ids[i])]) continue;
-      (lies[i] > kPartial ? work.cut_bytes : work.whole_bytes) += static_cast<double>(graph_.type(ids[i]).bytes());
+      (lies[i] > kPartial ? work.cut_bytes : work.whole_bytes) +=
+          static_cast<double>(graph_.type(ids[i]).bytes());
     }
   };
   add(node.inputs, way.inputs);
@@ -217,8 +227,8 @@ Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares)
   if (decomposed && shares) return ticks_of(decomposed_seconds(n, way, *shares));
   if (work.is_cut && !shares) return ticks_of(balanced_seconds(group_, work, work.half));
   double slowest = 0;
-  const std::vector<double> parts = work.is_cut ? fractions(way.axis, *shares)
-                                                : std::vector<double>(static_cast<size_t>(group_.size()), 1);
+  const std::vector<double> parts =
+      work.is_cut ? fractions(way.axis, *shares) : std::vector<double>(static_cast<size_t>(group_.size()), 1);
   for (int d = 0; d < group_.size(); ++d) {
     const Device& device = group_.devices()[static_cast<size_t>(d)];
     const double part = parts[static_cast<size_t>(d)];
@@ -238,7 +248,8 @@ double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, cons
   const std::vector<double> parts =
       way.axis >= 0 ? fractions(way.axis, shares) : std::vector<double>(shares.size(), 1);
   for (int part = 0; part < group_.size(); ++part) {
-    if (!seen.emplace(std::pair{group_.kind_of(part), parts[static_cast<size_t>(part)]}, true).second) continue;
+    if (!seen.emplace(std::pair{group_.kind_of(part), parts[static_cast<size_t>(part)]}, true).second)
+      continue;
     Graph scratch;
     GraphBuilder builder(scratch);
     std::vector<ValueId> inputs;

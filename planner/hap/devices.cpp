@@ -12,7 +12,9 @@
 namespace het::planner::hap {
 namespace {
 
-double sum_of(const std::vector<double>& counts) { return std::accumulate(counts.begin(), counts.end(), 0.0); }
+double sum_of(const std::vector<double>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), 0.0);
+}
 
 }  // namespace
 
@@ -69,9 +71,8 @@ double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& coun
         const std::vector<double> even(static_cast<size_t>(size()), counts[0] / size());
         return mesh_seconds(even, true) + mesh_seconds(even, false);
       }
-      return std::min(
-          seconds_of(even_steps(kind, Algorithm::ring, size(), counts[0]), slowest_),
-          seconds_of(even_steps(kind, Algorithm::tree, size(), counts[0]), slowest_));
+      return std::min(seconds_of(even_steps(kind, Algorithm::ring, size(), counts[0]), slowest_),
+                      seconds_of(even_steps(kind, Algorithm::tree, size(), counts[0]), slowest_));
     case CollectiveKind::all_gather:
     case CollectiveKind::reduce_scatter:
       if (mesh_) return mesh_seconds(counts, kind == CollectiveKind::reduce_scatter);
@@ -83,7 +84,8 @@ double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& coun
 }
 
 Gather DeviceGroup::gather_of(const std::vector<double>& counts) const {
-  return mesh_ || grouped_seconds(counts) < padded_seconds(counts) ? Gather::grouped_broadcast : Gather::padded;
+  return mesh_ || grouped_seconds(counts) < padded_seconds(counts) ? Gather::grouped_broadcast
+                                                                   : Gather::padded;
 }
 
 // n - 1 steps around the ring, a longest block each.
@@ -96,7 +98,8 @@ double DeviceGroup::padded_seconds(const std::vector<double>& counts) const {
 // starts with a latency of its own.
 double DeviceGroup::grouped_seconds(const std::vector<double>& counts) const {
   const double least = *std::min_element(counts.begin(), counts.end());
-  return (size() - 1 + size()) * slowest_.latency_seconds + (sum_of(counts) - least) / slowest_.bytes_per_second;
+  return (size() - 1 + size()) * slowest_.latency_seconds +
+         (sum_of(counts) - least) / slowest_.bytes_per_second;
 }
 
 // Every rank sends its block to each other one (core/comm/steps.h): the busiest way, out or in, decides. In a
@@ -129,7 +132,8 @@ double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank) continue;
       const Device& other = devices_[static_cast<size_t>(peer)];
-      const double sent = counts[static_cast<size_t>(rank * size() + peer)] / link(rank, peer).bytes_per_second;
+      const double sent =
+          counts[static_cast<size_t>(rank * size() + peer)] / link(rank, peer).bytes_per_second;
       const double received =
           counts[static_cast<size_t>(peer * size() + rank)] / link(peer, rank).bytes_per_second;
       out += sent;

@@ -15,11 +15,11 @@ namespace het::planner::hap {
 struct Device {
   std::string name;  // "a:0"
   std::string type;
-  int node = 0, host = 0;        // of the cluster
-  double f32_flops = 0;          // per second, as layers reach them
-  double half_flops = 0;         // of bf16 or f16, whichever the device is planned for
+  int node = 0, host = 0;  // of the cluster
+  double f32_flops = 0;    // per second, as layers reach them
+  double half_flops = 0;   // of bf16 or f16, whichever the device is planned for
   double memory_bytes_per_second = 0;
-  double memory_bytes = 0;       // that plans may use
+  double memory_bytes = 0;  // that plans may use
 };
 
 // How the blocks of an uneven gather travel.
@@ -41,8 +41,8 @@ class DeviceGroup {
   const Device& of_kind(int kind) const;
   double total_f32_flops() const;
 
-  // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce one number, all bytes;
-  // of an all_to_all [from * size + to].
+  // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce one number, all
+  // bytes; of an all_to_all [from * size + to].
   double seconds(CollectiveKind kind, const std::vector<double>& counts) const;
   // Of an all_gather or a reduce_scatter, what is faster; between processors there is no choice: blocks are
   // never padded.

@@ -10,8 +10,8 @@ namespace het::planner::hap {
 
 inline constexpr int kPhases = 3;
 inline constexpr size_t kMostPlacements = 16;  // of a value, that a search looks at
-using Forms = uint16_t;                    // a set of placements
-using Needs = std::array<Forms, kPhases>;  // by the phase that needs them
+using Forms = uint16_t;                        // a set of placements
+using Needs = std::array<Forms, kPhases>;      // by the phase that needs them
 
 inline Forms form(PlacementId lies) { return static_cast<Forms>(1u << lies); }
 
@@ -26,17 +26,19 @@ class ValueCosts {
   Ticks cost(PlacementId made, const Needs& needs) const;
   // The most that these cost, however the value is made.
   Ticks most(const Needs& needs) const;
-  size_t placements() const { return made_.size(); }
+  size_t placements() const { return fills_.size(); }
   bool fills(PlacementId lies) const { return fills_[lies]; }
 
  private:
-  struct Made {
-    std::vector<std::array<Ticks, kPhases>> to;  // by placement
-    Forms whole = 0;                             // what makes it whole
-  };
-  std::vector<Made> made_;
-  std::vector<bool> fills_;
-  int producer_phase_ = -1;  // of sharded ones: where an update's conversions are made; -1: in the update
+  Ticks one(PlacementId from, size_t to, size_t phase) const {
+    return to_[(from * fills_.size() + to) * kPhases + phase];
+  }
+  Ticks each(PlacementId from, Forms forms, size_t phase) const;
+
+  std::vector<Ticks> to_;     // [made][to][phase]
+  std::vector<Forms> whole_;  // by how it is made: what makes it whole
+  std::vector<bool> fills_;   // by placement
+  int producer_phase_ = -1;   // of sharded ones: where an update's conversions are made; -1: in the update
 };
 
 }  // namespace het::planner::hap

@@ -34,7 +34,8 @@ bool is_published(const PlacementTable& table, NodeId n, const NodeSharding& way
   if (node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return false;
   const std::set<int> samples = sample_axes(table);
   if (node.op->heads_dim >= 0 && samples.count(way.axis) == 0) return false;
-  const bool sums = std::any_of(way.outputs.begin(), way.outputs.end(), [](PlacementId p) { return p == kPartial; });
+  const bool sums =
+      std::any_of(way.outputs.begin(), way.outputs.end(), [](PlacementId p) { return p == kPartial; });
   return is_gradient_sum(node) || !sums || samples.count(way.axis) != 0;
 }
 
@@ -139,16 +140,15 @@ Synthesised baseline(const Request& request, Baseline which, std::string& proble
       };
       return run(even);
     }
-    case Baseline::megatron:
-      try {
-        return synthesis.of(megatron_sharding(table, even, false, ""));
+    case Baseline::megatron: try { return synthesis.of(megatron_sharding(table, even, false, ""));
       } catch (const Error& error) {
         problem = error.what();
         return {};
       }
     case Baseline::published: {
       options.allows_node = [&](NodeId n, const NodeSharding& way) { return is_published(table, n, way); };
-      const Synthesised one = synthesis.alternate(even, options), other = synthesis.alternate(proportional, options);
+      const Synthesised one = synthesis.alternate(even, options),
+                        other = synthesis.alternate(proportional, options);
       return one.cost <= other.cost ? one : other;
     }
   }

@@ -19,9 +19,9 @@ namespace het::planner::hap {
 enum class Baseline : uint8_t {
   even_data,          // data parallelism, even shares
   proportional_data,  // data parallelism, shares as the devices' rates
-  zero,               // data parallelism whose weights and optimizer state are cut along their first dimension
-  megatron,           // Megatron-LM's tensor parallelism, even shares
-  published,          // HAP's published rules: no contracted dimension, no heads, no vocabulary
+  zero,       // data parallelism whose weights and optimizer state are cut along their first dimension
+  megatron,   // Megatron-LM's tensor parallelism, even shares
+  published,  // HAP's published rules: no contracted dimension, no heads, no vocabulary
 };
 std::string_view name_of(Baseline baseline);
 inline constexpr Baseline kBaselines[] = {Baseline::even_data, Baseline::proportional_data, Baseline::zero,
@@ -48,7 +48,7 @@ struct Answer {
   Synthesised best;
   Ticks bound = 0;             // no program costs less, whatever its shares
   Ticks bound_for_shares = 0;  // nor with these shares
-  double table_seconds = 0, search_seconds = 0;  // of all searches, and of each
+  double search_seconds = 0;   // of all searches
   int searches = 0;
 };
 Answer synthesise(const Request& request);

@@ -72,7 +72,8 @@ class RatioProgram {
     if (!solution.feasible) return {};
     std::vector<double> parts;
     for (int device = 0; device < group_.size(); ++device)
-      parts.push_back(solution.values[static_cast<size_t>(parts_[static_cast<size_t>(group_.kind_of(device))])]);
+      parts.push_back(
+          solution.values[static_cast<size_t>(parts_[static_cast<size_t>(group_.kind_of(device))])]);
     return parts;
   }
 
@@ -100,7 +101,8 @@ class RatioProgram {
       if (graph.nodes[n].op->any_placement) continue;
       const int way = costs_.way_number(node, program_.nodes[n]);
       if (program_.nodes[n].axis < 0) continue;  // shares make no difference
-      auto& entry = classes.emplace(std::pair{costs_.class_of(node), way}, std::pair{node, 0.0}).first->second;
+      auto& entry =
+          classes.emplace(std::pair{costs_.class_of(node), way}, std::pair{node, 0.0}).first->second;
       entry.second += costs_.runs(node);
     }
     for (const auto& [key, entry] : classes) {
@@ -142,7 +144,8 @@ class RatioProgram {
       for (int device = 0; device < group_.size(); ++device)
         of_kind[static_cast<size_t>(group_.kind_of(device))] += row[static_cast<size_t>(device)];
       std::vector<std::pair<int, double>> terms;
-      for (size_t kind = 0; kind < of_kind.size(); ++kind) terms.emplace_back(parts_[kind], of_kind[kind] / kScale);
+      for (size_t kind = 0; kind < of_kind.size(); ++kind)
+        terms.emplace_back(parts_[kind], of_kind[kind] / kScale);
       at_least(slowest, 0, terms);
     }
   }
@@ -169,9 +172,9 @@ Shares best_shares(ShardingCosts& costs, const ShardingProgram& program) {
     flops[costs.table().axes()[static_cast<size_t>(way.axis)].units] +=
         costs.work(node, costs.way_number(node, way)).flops * costs.runs(node);
   }
-  const auto most =
-      std::max_element(flops.begin(), flops.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  constexpr int64_t kMostUnits = 360;  // of an axis with more, parts of that
+  const auto most = std::max_element(flops.begin(), flops.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  constexpr int64_t kMostUnits = 4096;  // of an axis with more, parts of that
   return simplified(rounded(parts, most == flops.end() ? kMostUnits : std::min(most->first, kMostUnits)));
 }
 

@@ -40,28 +40,29 @@ bool needs_partial(const Needs& needs) { return ((needs[0] | needs[1] | needs[2]
 Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
   if (a == b) return 0;
   const ValueCosts& costs = *of.costs;
-  if (a.made == b.made && a.made != kUndecided)
-    return costs.cost(a.made, united(a.needs, b.needs)) - costs.cost(a.made, a.needs);
-  if (a.made == kUndecided) {
-    if (b.made != kUndecided) return costs.cost(b.made, a.needs);  // it can be decided so, too
+  if (a.made == b.made && a.made != Slot::kUndecided)
+    return costs.cost(a.placement(), united(a.needs, b.needs)) - costs.cost(a.placement(), a.needs);
+  if (a.made == Slot::kUndecided) {
+    if (b.made != Slot::kUndecided) return costs.cost(b.placement(), a.needs);  // it can be decided so, too
     Needs more;
-    for (size_t phase = 0; phase < kPhases; ++phase) more[phase] = a.needs[phase] & static_cast<Forms>(~b.needs[phase]);
+    for (size_t phase = 0; phase < kPhases; ++phase)
+      more[phase] = a.needs[phase] & static_cast<Forms>(~b.needs[phase]);
     if (needs_partial(more)) return kNever;
     return needs_partial(b.needs) ? costs.cost(kPartial, more) : costs.most(more);
   }
   // Whoever has all of a value can cut from it whatever others have of it, but for summands.
-  if (of.is_state || b.made == kUndecided || b.made == kPartial) return kNever;
+  if (of.is_state || b.made == Slot::kUndecided || b.made == kPartial) return kNever;
   if (a.made == kReplicated) return 0;
   Needs whole{};
   for (size_t phase = 0; phase < kPhases; ++phase)
     if (of.left.test(phase)) whole[phase] = form(kReplicated);
-  return costs.cost(a.made, united(a.needs, whole)) - costs.cost(a.made, a.needs);
+  return costs.cost(a.placement(), united(a.needs, whole)) - costs.cost(a.placement(), a.needs);
 }
 
 // Forgets what makes no difference to whatever follows.
 void forget(Slot& slot, std::bitset<kPhases> left) {
-  if (slot.made == kUndecided) return;
-  const Forms others = static_cast<Forms>(~form(slot.made));
+  if (slot.made == Slot::kUndecided) return;
+  const Forms others = static_cast<Forms>(~form(slot.placement()));
   for (Forms& forms : slot.needs) forms &= others;
   if (slot.made == kReplicated || left.none()) slot.needs = {};
   // A sum is converted for all phases; an update may read what is gathered in an earlier phase.
@@ -136,23 +137,22 @@ class Frontier {
  private:
   uint64_t hash_of(const Slot* state) const {
     uint64_t hash = 1469598103934665603u;
-    for (size_t i = 0; i < slots_; ++i)
-      for (const uint64_t part : {uint64_t{state[i].made}, uint64_t{state[i].needs[0]}, uint64_t{state[i].needs[1]},
-                                  uint64_t{state[i].needs[2]}})
-        hash = (hash ^ part) * 1099511628211u;
+    for (size_t i = 0; i < slots_; ++i) {
+      hash = (hash ^ state[i].bits()) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 32;
+    }
     return hash;
   }
 
   bool less(const Slot* a, const Slot* b) const {
-    for (size_t i = 0; i < slots_; ++i) {
-      if (a[i].made != b[i].made) return a[i].made < b[i].made;
-      if (a[i].needs != b[i].needs) return a[i].needs < b[i].needs;
-    }
+    for (size_t i = 0; i < slots_; ++i)
+      if (a[i].bits() != b[i].bits()) return a[i].bits() < b[i].bits();
     return false;
   }
 
   // By one that is kept. Few are looked at: cheap states dominate most.
-  bool is_dominated(size_t i, const std::vector<size_t>& kept, const std::vector<SlotContext>& contexts) const {
+  bool is_dominated(size_t i, const std::vector<size_t>& kept,
+                    const std::vector<SlotContext>& contexts) const {
     constexpr size_t kMostCompared = 256;
     for (size_t k = 0; k < std::min(kept.size(), kMostCompared); ++k)
       if (dominates(kept[k], i, contexts)) return true;
@@ -192,10 +192,12 @@ struct Table {
 // Decides one group by itself: values that other groups make are undecided.
 class GroupSearch {
  public:
-  GroupSearch(const Groups& groups, const Group& group, const PlacementTable& table, const SearchOptions& options)
+  GroupSearch(const Groups& groups, const Group& group, const PlacementTable& table,
+              const SearchOptions& options)
       : groups_(groups), group_(group), table_(table), options_(options) {}
 
   Table run(int64_t& states, bool& is_truncated) {
+    find_left();
     Frontier level(group_.members.size());
     level.add(State(group_.members.size()), 0, {});
     std::vector<std::vector<Origin>> origins;
@@ -237,12 +239,17 @@ class GroupSearch {
 
   // Phases in which another group reads a value, or a step after s. What groups before need of it is paid for
   // when the group is joined to them.
-  std::bitset<kPhases> left_after(size_t s, int slot) const {
-    std::bitset<kPhases> left = member(slot).others;
-    for (size_t later = s + 1; later < group_.steps.size(); ++later)
-      for (const Step::Read& read : group_.steps[later].reads)
-        if (read.slot == slot) left.set(static_cast<size_t>(read.phase));
-    return left;
+  std::bitset<kPhases> left_after(size_t s, int slot) const { return left_[s][static_cast<size_t>(slot)]; }
+
+  void find_left() {
+    left_.resize(group_.steps.size());
+    std::vector<std::bitset<kPhases>> left;
+    for (const Group::Member& each : group_.members) left.push_back(each.others);
+    for (size_t s = group_.steps.size(); s-- > 0;) {
+      left_[s] = left;
+      for (const Step::Read& read : group_.steps[s].reads)
+        left[static_cast<size_t>(read.slot)].set(static_cast<size_t>(read.phase));
+    }
   }
 
   std::vector<SlotContext> contexts_after(size_t s) const {
@@ -274,7 +281,7 @@ class GroupSearch {
         forget(own, left_after(s, slot));
         continue;
       }
-      if (own.made == kUndecided && member(slot).is_state) pay(cheapest(own, slot));
+      if (own.made == Slot::kUndecided && member(slot).is_state) pay(cheapest(own, slot));
       own = {};
     }
     return cost;
@@ -282,7 +289,7 @@ class GroupSearch {
 
   // Has a value be made so, and pays for what is needed of it; kNever: it is made otherwise.
   Ticks decide(Slot& slot, int number, PlacementId made) const {
-    if (slot.made != kUndecided) return slot.made == made ? 0 : kNever;
+    if (slot.made != Slot::kUndecided) return slot.made == made ? 0 : kNever;
     slot.made = made;
     return costs_of(number).cost(made, slot.needs);
   }
@@ -291,9 +298,9 @@ class GroupSearch {
     if (slot.made == lies) return 0;
     const Needs before = slot.needs;
     slot.needs[static_cast<size_t>(read.phase)] |= form(lies);
-    if (slot.made == kUndecided || slot.needs == before) return 0;
-    const Ticks all = costs_of(read.slot).cost(slot.made, slot.needs);
-    return all >= kNever ? kNever : all - costs_of(read.slot).cost(slot.made, before);
+    if (slot.made == Slot::kUndecided || slot.needs == before) return 0;
+    const Ticks all = costs_of(read.slot).cost(slot.placement(), slot.needs);
+    return all >= kNever ? kNever : all - costs_of(read.slot).cost(slot.placement(), before);
   }
 
   Ticks cheapest(const Slot& slot, int number) const {
@@ -313,7 +320,8 @@ class GroupSearch {
     if (step.wanted < 0) return way.writes[0] == kReplicated ? 0 : kNever;
     const ValueId sum = member(step.writes[0]).value, parameter = member(step.wanted).value;
     const Placement& lies = table_.placements(sum)[way.writes[0]];
-    const auto made = lies.is_sharded() ? table_.find(parameter, lies.dim, lies.segments) : std::optional(kReplicated);
+    const auto made =
+        lies.is_sharded() ? table_.find(parameter, lies.dim, lies.segments) : std::optional(kReplicated);
     return made ? decide(state[static_cast<size_t>(step.wanted)], step.wanted, *made) : kNever;
   }
 
@@ -321,12 +329,13 @@ class GroupSearch {
   const Group& group_;
   const PlacementTable& table_;
   const SearchOptions& options_;
+  std::vector<std::vector<std::bitset<kPhases>>> left_;  // by step and slot
 };
 
 // A group, or several that were joined into one.
 struct Unit {
-  std::vector<Unit> parts;  // none or two
-  size_t group = 0;         // without parts
+  std::vector<Unit> parts;     // none or two
+  size_t group = 0;            // without parts
   size_t first = 0, last = 0;  // groups
   int32_t layer = -1;
   std::vector<ValueId> outer;  // values that other units use, too
@@ -374,7 +383,9 @@ class Search {
 
  private:
   const ValueCosts& costs_of(ValueId id) const { return groups_.of(id); }
-  bool is_state_value(ValueId id) const { return is_state(costs_.table().graph().values[static_cast<size_t>(id)]); }
+  bool is_state_value(ValueId id) const {
+    return is_state(costs_.table().graph().values[static_cast<size_t>(id)]);
+  }
 
   // --- who uses a value
 
@@ -408,8 +419,9 @@ class Search {
   }
 
   bool is_used_by_others(ValueId id, int unit, bool later) const {
-    return std::any_of(users_[static_cast<size_t>(id)].begin(), users_[static_cast<size_t>(id)].end(),
-                       [&](const Use& use) { return later ? unit_of_[use.group] > unit : unit_of_[use.group] != unit; });
+    return std::any_of(
+        users_[static_cast<size_t>(id)].begin(), users_[static_cast<size_t>(id)].end(),
+        [&](const Use& use) { return later ? unit_of_[use.group] > unit : unit_of_[use.group] != unit; });
   }
 
   // --- units
@@ -467,23 +479,26 @@ class Search {
       for (const ValueId id : each->outer) {
         if (std::find(outer.begin(), outer.end(), id) != outer.end()) continue;
         const auto& users = users_[static_cast<size_t>(id)];
-        if (std::any_of(users.begin(), users.end(),
-                        [&](const Use& use) { return unit_of_[use.group] != as && unit_of_[use.group] != bs; }))
+        if (std::any_of(users.begin(), users.end(), [&](const Use& use) {
+              return unit_of_[use.group] != as && unit_of_[use.group] != bs;
+            }))
           outer.push_back(id);
       }
     return outer;
   }
 
   static bool share(const Unit& a, const Unit& b) {
-    return std::any_of(a.outer.begin(), a.outer.end(),
-                       [&](ValueId id) { return std::find(b.outer.begin(), b.outer.end(), id) != b.outer.end(); });
+    return std::any_of(a.outer.begin(), a.outer.end(), [&](ValueId id) {
+      return std::find(b.outer.begin(), b.outer.end(), id) != b.outer.end();
+    });
   }
 
   // The two units whose join shows least to others, of these with the fewest pairs of entries. A join that
   // leaves more entries than both had is not worth it.
   bool join_best(std::vector<Unit>& own) {
-    constexpr size_t kMostPairs = 400'000, kFew = 600;
-    std::vector<std::tuple<size_t, size_t, size_t, size_t>> pairs;  // values left, pairs of entries, both units
+    constexpr size_t kMostPairs = 400'000, kFew = 1500;
+    std::vector<std::tuple<size_t, size_t, size_t, size_t>>
+        pairs;  // values left, pairs of entries, both units
     for (size_t a = 0; a < own.size(); ++a)
       for (size_t b = a + 1; b < own.size(); ++b) {
         if (!share(own[a], own[b]) || refused_.count({own[a].kind, own[b].kind}) != 0) continue;
@@ -544,7 +559,8 @@ class Search {
     return found == list.end() ? -1 : found - list.begin();
   }
 
-  Table join(const Unit& a, const Unit& b, const std::vector<ValueId>& outer, const std::vector<SlotContext>& contexts) {
+  Table join(const Unit& a, const Unit& b, const std::vector<ValueId>& outer,
+             const std::vector<SlotContext>& contexts) {
     struct Value {
       ValueId id;
       int64_t a, b, outer;  // places; -1: none
@@ -562,13 +578,14 @@ class Search {
         Ticks cost = first.cost + second.cost;
         for (const Value& value : values) {
           Slot slot = value.a < 0 ? Slot{} : first.outer[static_cast<size_t>(value.a)];
-          const Ticks more = add(slot, value.b < 0 ? Slot{} : second.outer[static_cast<size_t>(value.b)], value.id);
+          const Ticks more =
+              add(slot, value.b < 0 ? Slot{} : second.outer[static_cast<size_t>(value.b)], value.id);
           cost = more >= kNever ? kNever : cost + more;
           if (cost >= kNever) break;
           if (value.outer >= 0) {
             forget(slot, contexts[static_cast<size_t>(value.outer)].left);
             state[static_cast<size_t>(value.outer)] = slot;
-          } else if (slot.made == kUndecided) {
+          } else if (slot.made == Slot::kUndecided) {
             cost += cheapest(slot, value.id);
           }
         }
@@ -592,10 +609,13 @@ class Search {
       slot = own;
       return 0;
     }
-    if (slot.made != kUndecided && own.made != kUndecided && slot.made != own.made) return kNever;
+    if (slot.made != Slot::kUndecided && own.made != Slot::kUndecided && slot.made != own.made) return kNever;
     const ValueCosts& costs = costs_of(id);
-    const auto of = [&](const Slot& each) { return each.made == kUndecided ? 0 : costs.cost(each.made, each.needs); };
-    const Slot both{std::min(slot.made, own.made), united(slot.needs, own.needs)};  // kUndecided is the largest
+    const auto of = [&](const Slot& each) {
+      return each.made == Slot::kUndecided ? 0 : costs.cost(each.placement(), each.needs);
+    };
+    const Slot both{std::min(slot.made, own.made),
+                    united(slot.needs, own.needs)};  // Slot::kUndecided is the largest
     const Ticks all = of(both);
     if (all >= kNever) return kNever;
     const Ticks more = all - of(slot) - of(own);
@@ -604,19 +624,19 @@ class Search {
   }
 
   Ticks cheapest(const Slot& slot, ValueId id) const {
-    const PlacementId made = cheapest_made(slot.needs, id);
-    return made == kUndecided ? kNever : costs_of(id).cost(made, slot.needs);
+    const auto made = cheapest_made(slot.needs, id);
+    return made ? costs_of(id).cost(*made, slot.needs) : kNever;
   }
 
   // Of state that nothing updates.
-  PlacementId cheapest_made(const Needs& needs, ValueId id) const {
+  std::optional<PlacementId> cheapest_made(const Needs& needs, ValueId id) const {
     const ValueCosts& costs = costs_of(id);
-    PlacementId best = kUndecided;
+    std::optional<PlacementId> best;
     for (size_t made = 0; made < costs.placements(); ++made) {
       const auto lies = static_cast<PlacementId>(made);
       if (lies == kPartial || !costs.fills(lies)) continue;
       if (options_.allows_state && !options_.allows_state(id, lies)) continue;
-      if (best == kUndecided || costs.cost(lies, needs) < costs.cost(best, needs)) best = lies;
+      if (!best || costs.cost(lies, needs) < costs.cost(*best, needs)) best = lies;
     }
     return best;
   }
@@ -668,7 +688,7 @@ class Search {
           const Ticks more = add(slot, entry.outer[o], unit.outer[o]);
           cost = more >= kNever ? kNever : cost + more;
           if (outer.closed && cost < kNever) {
-            if (slot.made == kUndecided) cost += cheapest(slot, unit.outer[o]);
+            if (slot.made == Slot::kUndecided) cost += cheapest(slot, unit.outer[o]);
             slot = {};
           } else {
             forget(slot, outer.left);
@@ -698,8 +718,8 @@ class Search {
     Frontier states;
   };
 
-  // The units after which all is as it is now, but for a constant (added_) in the costs: those of a layer that
-  // was decided before, when the units to come decide alike. 0: there are none.
+  // The units after which all is as it is now, but for a constant (added_) in the costs: those of a layer
+  // that was decided before, when the units to come decide alike. 0: there are none.
   size_t repeats(size_t u, const Frontier& level) {
     if (u == 0 || units_[u].layer == units_[u - 1].layer || options_.limit < kNever) return 0;
     size_t period = 0;
@@ -718,7 +738,8 @@ class Search {
     const size_t period = second - first;
     if (second + period > units_.size()) return false;
     for (size_t i = 0; i < period; ++i)
-      if (units_[first + i].kind != units_[second + i].kind || outer_[first + i] != outer_[second + i]) return false;
+      if (units_[first + i].kind != units_[second + i].kind || outer_[first + i] != outer_[second + i])
+        return false;
     return true;
   }
 
@@ -745,7 +766,8 @@ class Search {
 
   void decide(const Unit& unit, size_t entry) {
     const std::vector<int32_t>& ways = unit.table->entries[entry].ways;
-    for (size_t part = 0; part < unit.parts.size(); ++part) decide(unit.parts[part], static_cast<size_t>(ways[part]));
+    for (size_t part = 0; part < unit.parts.size(); ++part)
+      decide(unit.parts[part], static_cast<size_t>(ways[part]));
     if (!unit.parts.empty()) return;
     for (size_t s = 0; s < ways.size(); ++s) {
       const Step& step = groups_.list[unit.group].steps[s];
@@ -767,21 +789,23 @@ class Search {
         const ValueId id = node.inputs[i];
         if (id == kAbsent || !is_state_value(id)) continue;
         read[id][static_cast<size_t>(node.phase)] |= form(way.inputs[i]);
-        const bool changes = std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
-                                         [&](const auto& pair) { return pair.second == static_cast<int>(i); });
+        const bool changes =
+            std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
+                        [&](const auto& pair) { return pair.second == static_cast<int>(i); });
         if (changes || groups_.is_free(id) || ((way.once >> i) & 1) != 0) made[id] = way.inputs[i];
       }
     }
     for (const auto& [id, needs] : read) {
       const auto known = made.find(id);
-      result_.state[static_cast<size_t>(id)] = known != made.end() ? known->second : cheapest_made(needs, id);
+      result_.state[static_cast<size_t>(id)] =
+          known != made.end() ? known->second : cheapest_made(needs, id).value_or(kReplicated);
     }
   }
 
   struct Outer {
     int slot;
-    bool closed;                  // no later unit uses it
-    std::bitset<kPhases> left;    // in which later units read it
+    bool closed;                // no later unit uses it
+    std::bitset<kPhases> left;  // in which later units read it
     bool operator==(const Outer&) const = default;
   };
 
@@ -796,9 +820,9 @@ class Search {
   std::vector<int> unit_of_;             // of groups
   std::vector<Unit> units_;
   std::map<std::vector<int64_t>, std::pair<int, std::shared_ptr<const Table>>> joined_;  // kind and table
-  std::set<std::pair<int, int>> refused_;  // joins, by kinds
-  std::vector<std::vector<Outer>> outer_;  // of units, as Unit::outer
-  std::vector<SlotContext> contexts_;      // by slot
+  std::set<std::pair<int, int>> refused_;                                                // joins, by kinds
+  std::vector<std::vector<Outer>> outer_;                      // of units, as Unit::outer
+  std::vector<SlotContext> contexts_;                          // by slot
   std::vector<std::shared_ptr<std::vector<Origin>>> origins_;  // by unit; layers that repeat share them
   std::vector<Boundary> boundaries_;
 };
@@ -818,7 +842,8 @@ ShardingHints hints_of(ShardingCosts& costs, const Shares& shares, const SearchR
       hints.given[static_cast<ValueId>(i)] = result.state[i];
   for (size_t a = 0; a < table.axes().size(); ++a) {
     const std::vector<int64_t> points = cut_points(table.axes()[a].units, shares);
-    if (std::adjacent_find(points.begin(), points.end()) == points.end()) hints.axes.insert(static_cast<int>(a));
+    if (std::adjacent_find(points.begin(), points.end()) == points.end())
+      hints.axes.insert(static_cast<int>(a));
   }
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const auto node = static_cast<NodeId>(n);

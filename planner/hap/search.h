@@ -36,7 +36,7 @@ struct SearchOptions {
 struct SearchResult {
   bool found = false;  // false: no program; only where replicated state is not allowed
   Ticks cost = kNever;
-  Ticks bound = 0;  // proven: no program costs less; with no shares, by no shares
+  Ticks bound = 0;                 // proven: no program costs less; with no shares, by no shares
   std::vector<PlacementId> state;  // by value, as given; replicated for what is not state
   std::vector<int> ways;           // by node, as ShardingCosts::way counts them
   int64_t states = 0;              // that were made

@@ -15,7 +15,11 @@ int phase_of(Phase phase) { return static_cast<int>(phase); }
 class Maker {
  public:
   Maker(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options)
-      : costs_(costs), table_(costs.table()), graph_(costs.table().graph()), shares_(shares), options_(options) {}
+      : costs_(costs),
+        table_(costs.table()),
+        graph_(costs.table().graph()),
+        shares_(shares),
+        options_(options) {}
 
   Groups run() {
     find_free();
@@ -51,7 +55,9 @@ class Maker {
   }
 
   // State that one node alone reads and changes lies as that node needs it.
-  bool follows(ValueId id) const { return value(id).role == Role::buffer && readers_[static_cast<size_t>(id)] == 1; }
+  bool follows(ValueId id) const {
+    return value(id).role == Role::buffer && readers_[static_cast<size_t>(id)] == 1;
+  }
 
   static bool is_changed(const Node& of, size_t input) {
     return std::any_of(of.op->in_place.begin(), of.op->in_place.end(),
@@ -74,7 +80,8 @@ class Maker {
         ValueId& wanted = wanted_[static_cast<size_t>(id)];
         if (state != kAbsent && graph_.type(state).shape == shape)
           wanted = state;
-        else if (keeps && of.outputs[0] != kAbsent && graph_.type(of.outputs[0]).shape == shape && wanted == kAbsent)
+        else if (keeps && of.outputs[0] != kAbsent && graph_.type(of.outputs[0]).shape == shape &&
+                 wanted == kAbsent)
           wanted = wanted_[static_cast<size_t>(of.outputs[0])];
       }
     }
@@ -156,14 +163,15 @@ class Maker {
     return std::min<NodeId>(before, static_cast<NodeId>(graph_.nodes.size()) - 1);
   }
 
-  // The latest node of the forward pass of which this one, which reads gradients alone, is the reverse: a concat
-  // of a split, a reshape of a reshape. -1: there is none.
+  // The latest node of the forward pass of which this one, which reads gradients alone, is the reverse: a
+  // concat of a split, a reshape of a reshape. -1: there is none.
   NodeId mirrored(const Node& of, NodeId before) const {
     const auto inputs = types_of(graph_, of.inputs), outputs = types_of(graph_, of.outputs);
     for (NodeId n = std::min<NodeId>(before, static_cast<NodeId>(graph_.nodes.size()) - 1); n >= 0; --n) {
       const Node& forward = node(n);
       if (forward.phase != Phase::forward || forward.layer != of.layer) continue;
-      if (types_of(graph_, forward.outputs) == inputs && types_of(graph_, forward.inputs) == outputs) return n;
+      if (types_of(graph_, forward.outputs) == inputs && types_of(graph_, forward.inputs) == outputs)
+        return n;
     }
     return -1;
   }
@@ -282,13 +290,14 @@ class Maker {
   void find_outer() {
     std::vector<std::vector<size_t>> users(graph_.values.size());  // groups, ascending
     for (size_t g = 0; g < groups_.list.size(); ++g)
-      for (const Group::Member& member : groups_.list[g].members) users[static_cast<size_t>(member.value)].push_back(g);
+      for (const Group::Member& member : groups_.list[g].members)
+        users[static_cast<size_t>(member.value)].push_back(g);
     std::vector<std::vector<std::pair<size_t, int>>> reads(graph_.values.size());  // groups and phases
     for (size_t g = 0; g < groups_.list.size(); ++g)
       for (const Step& step : groups_.list[g].steps)
         for (const Step::Read& read : step.reads)
-          reads[static_cast<size_t>(groups_.list[g].members[static_cast<size_t>(read.slot)].value)].emplace_back(
-              g, read.phase);
+          reads[static_cast<size_t>(groups_.list[g].members[static_cast<size_t>(read.slot)].value)]
+              .emplace_back(g, read.phase);
     for (size_t g = 0; g < groups_.list.size(); ++g) {
       Group& group = groups_.list[g];
       for (Group::Member& member : group.members) {
@@ -304,7 +313,8 @@ class Maker {
       group.last.assign(group.members.size(), 0);
       for (size_t s = 0; s < group.steps.size(); ++s) {
         const Step& step = group.steps[s];
-        for (const Step::Read& each : step.reads) group.last[static_cast<size_t>(each.slot)] = static_cast<int>(s);
+        for (const Step::Read& each : step.reads)
+          group.last[static_cast<size_t>(each.slot)] = static_cast<int>(s);
         for (const int slot : step.writes) group.last[static_cast<size_t>(slot)] = static_cast<int>(s);
         if (step.wanted >= 0) group.last[static_cast<size_t>(step.wanted)] = static_cast<int>(s);
       }
@@ -322,12 +332,14 @@ class Maker {
     for (Group& group : groups_.list) {
       std::vector<int64_t> key;
       for (const Group::Member& member : group.members)
-        key.insert(key.end(), {groups_.class_of[static_cast<size_t>(member.value)], member.is_outer, member.closed,
-                               static_cast<int64_t>(member.left.to_ulong()),
+        key.insert(key.end(), {groups_.class_of[static_cast<size_t>(member.value)], member.is_outer,
+                               member.closed, static_cast<int64_t>(member.left.to_ulong()),
                                static_cast<int64_t>(member.others.to_ulong())});
       for (const Step& step : group.steps) {
-        key.insert(key.end(), {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.sums_layers, step.wanted});
-        for (const Step::Read& read : step.reads) key.insert(key.end(), {read.slot, read.phase, read.changes});
+        key.insert(key.end(),
+                   {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.sums_layers, step.wanted});
+        for (const Step::Read& read : step.reads)
+          key.insert(key.end(), {read.slot, read.phase, read.changes});
         key.push_back(-3);
         key.insert(key.end(), step.writes.begin(), step.writes.end());
         key.push_back(-4);
@@ -342,10 +354,10 @@ class Maker {
   const Graph& graph_;
   const MaybeShares& shares_;
   const SearchOptions& options_;
-  std::vector<int> readers_;      // of values
-  std::vector<bool> free_;        // values
-  std::vector<ValueId> wanted_;   // by value: a parameter
-  std::vector<NodeId> anchors_;   // of nodes
+  std::vector<int> readers_;     // of values
+  std::vector<bool> free_;       // values
+  std::vector<ValueId> wanted_;  // by value: a parameter
+  std::vector<NodeId> anchors_;  // of nodes
   std::map<NodeId, NodeId> forward_anchors_;
   std::map<ValueId, int> slots_;  // of the group that is made
   Groups groups_;

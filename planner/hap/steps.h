@@ -2,6 +2,7 @@
 // leaves of them.
 #pragma once
 
+#include <bit>
 #include <bitset>
 #include <optional>
 
@@ -10,13 +11,16 @@
 
 namespace het::planner::hap {
 
-inline constexpr PlacementId kUndecided = 0xff;
-
 // How a value is made, if that is decided, and which placements of it are needed so far.
 struct Slot {
-  PlacementId made = kUndecided;
+  static constexpr uint16_t kUndecided = 0xffff;
+  uint16_t made = kUndecided;
   Needs needs{};
-  bool operator==(const Slot&) const = default;
+
+  bool is_decided() const { return made != kUndecided; }
+  PlacementId placement() const { return static_cast<PlacementId>(made); }
+  uint64_t bits() const { return std::bit_cast<uint64_t>(*this); }
+  bool operator==(const Slot& other) const { return bits() == other.bits(); }
 };
 
 // One node, or an output of the graph that is needed whole. Slots are those of its group.
@@ -64,7 +68,9 @@ struct Groups {
   std::vector<int> class_of;                     // of values
   std::vector<bool> free;                        // values that cost nothing however they are needed
   bool is_free(ValueId id) const { return free[static_cast<size_t>(id)]; }
-  const ValueCosts& of(ValueId id) const { return *costs[static_cast<size_t>(class_of[static_cast<size_t>(id)])]; }
+  const ValueCosts& of(ValueId id) const {
+    return *costs[static_cast<size_t>(class_of[static_cast<size_t>(id)])];
+  }
 };
 
 Groups make_groups(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options);

@@ -11,8 +11,10 @@ local planning = {}
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
   { "devices", "N", "of this machine, which share it evenly (default: 1)" },
-  { "policy", "NAME", "autohet, megatron, whale, exhaustive, search or auto (default: auto), or a Lua file that "
+  { "policy", "NAME", "autohet, megatron, whale, exhaustive, search, auto (default: auto) or hap, or a Lua file that "
     .. "returns a function(problem)", plan = true },
+  { "microbatch", "N", "with --policy=hap: samples that all devices share at once (default: the batch, or as many as "
+    .. "fit)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch extensions off: " .. table.concat(native.extensions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
@@ -66,7 +68,7 @@ function planning.without_problems(names, policy)
   end
   if type(policy) == "function" then
     problems[#problems + 1] = "a policy that is a function has no extensions to switch off"
-  elseif not native.takes_extensions(policy) then
+  elseif policy == "hap" or not native.takes_extensions(policy) then
     local policies = {}
     for _, each in ipairs(native.policies()) do
       if native.takes_extensions(each) then policies[#policies + 1] = each end
@@ -179,6 +181,38 @@ local function check_prices(cluster, given)
   if problem then errors.usage("%s", problem) end
 end
 
+--- The policies by name: the planner's, and hap, which writes a sharding program.
+function planning.policies()
+  local names = native.policies()
+  names[#names + 1] = "hap"
+  return names
+end
+
+-- Looks for a sharding program: of the whole batch at once, or, where that does not fit, of parts of it.
+-- Returns two functions, as planning.begin.
+local function begin_hap(run, cluster, given)
+  local batch = run.arguments.batch
+  local microbatch = given.microbatch or batch
+  if batch % microbatch ~= 0 then
+    errors.usage("microbatch = %d does not divide batch = %d", microbatch, batch)
+  end
+  local function begin()
+    return native.synthesise((run:graph_of_sample(microbatch)), { cluster = cluster, microbatch = microbatch,
+      microbatches = batch / microbatch, baselines = given.compare ~= false })
+  end
+  local planned = begin()
+  local function wait()
+    local answer = planned:wait()
+    while not answer.feasible and not given.microbatch and microbatch % 2 == 0 do
+      microbatch = microbatch / 2
+      planned = begin()
+      answer = planned:wait()
+    end
+    return answer
+  end
+  return wait, function() return planned:done() end
+end
+
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
 -- asked at once.
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
@@ -187,6 +221,7 @@ end
 -- cluster, events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
 -- @treturn function that waits a moment, and returns whether the first one returns at once
 function planning.begin(run, cluster, given)
+  if given.policy == "hap" then return begin_hap(run, cluster, given) end
   local graph, request = request_of(run, cluster, given)
   if type(given.policy) == "function" then
     local answer = require("het.plan.policy").answer(given.policy, graph, request)
@@ -307,8 +342,20 @@ local function take_options(command, try)
   given.devices = try(count_of, "devices", given.devices)
   if command ~= "plan" then return given end
   local known = not given.policy or is_file(given.policy)
-    or try(check_choice, "policy", given.policy, native.policies())
+    or try(check_choice, "policy", given.policy, planning.policies())
   if given.objective then try(check_choice, "objective", given.objective, { "time", "cost", "progress" }) end
+  given.microbatch = try(count_of, "microbatch", given.microbatch)
+  if given.microbatch and given.policy ~= "hap" then
+    try(errors.usage, "--microbatch is for --policy=hap; the other policies choose it")
+  end
+  if given.policy == "hap" then
+    for _, option in ipairs { "old", "near", "fallbacks", "profile", "html", "trace" } do
+      if given[option] then try(errors.usage, "--policy=hap does not take --%s", option) end
+    end
+    if given.objective and given.objective ~= "time" then
+      try(errors.usage, "--policy=hap finds what takes the least time; it knows no other objective")
+    end
+  end
   given.near, given.fallbacks = try(share_of, "near", given.near), try(count_of, "fallbacks", given.fallbacks)
   if is_file(given.policy) then
     for _, option in ipairs { "fallbacks", "without" } do

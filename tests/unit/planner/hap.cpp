@@ -1,5 +1,7 @@
 // The synthesiser of sharding programs: that its costs are those of the programs it finds, that no program is
 // cheaper, and that ranks which run them compute what one device does.
+#include "planner/hap/hap.h"
+
 #include <catch2/catch.hpp>
 #include <map>
 #include <set>
@@ -8,7 +10,6 @@
 #include "core/base/random.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
-#include "planner/hap/hap.h"
 #include "planner/megatron/sharding.h"
 #include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/distributed.h"
@@ -41,7 +42,9 @@ Cluster small_cluster(int devices, double bytes_per_second, bool mesh = true) {
 class Draw {
  public:
   explicit Draw(uint64_t seed) : key_(philox_key(seed, hash_of("hap"))) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(philox(key_, next_++)[0] % static_cast<uint64_t>(n)); }
+  int64_t below(int64_t n) {
+    return static_cast<int64_t>(philox(key_, next_++)[0] % static_cast<uint64_t>(n));
+  }
   template <class T>
   const T& of(const std::vector<T>& list) {
     return list[static_cast<size_t>(below(std::ssize(list)))];
@@ -97,7 +100,8 @@ Graph random_model(uint64_t seed, int operators) {
     made.push_back(y);
   }
   const ValueId last = made.back();
-  b.output("loss", b.call("linear_cross_entropy", {last, weight({kVocabulary, width(last)}), kAbsent, labels, scale}));
+  b.output("loss", b.call("linear_cross_entropy",
+                          {last, weight({kVocabulary, width(last)}), kAbsent, labels, scale}));
   train_by_adamw(b, graph.outputs[0].value, 1e-4);
   return graph;
 }
@@ -108,7 +112,8 @@ bool changes(const Node& node, size_t input) {
 }
 
 // The program in which nodes run so, and state lies as its updates need it; nullopt: there is none.
-std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& shares, const std::vector<int>& ways) {
+std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& shares,
+                                          const std::vector<int>& ways) {
   const Graph& graph = costs.table().graph();
   SearchResult as;
   as.ways = ways;
@@ -116,7 +121,8 @@ std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& sh
   for (size_t n = 0; n < graph.nodes.size(); ++n)
     for (size_t i = 0; i < graph.nodes[n].inputs.size(); ++i)
       if (graph.nodes[n].inputs[i] != kAbsent && changes(graph.nodes[n], i))
-        as.state[static_cast<size_t>(graph.nodes[n].inputs[i])] = costs.way(static_cast<NodeId>(n), ways[n]).inputs[i];
+        as.state[static_cast<size_t>(graph.nodes[n].inputs[i])] =
+            costs.way(static_cast<NodeId>(n), ways[n]).inputs[i];
   try {
     return propagate(costs.table(), shares, hints_of(costs, shares, as));
   } catch (const Error& error) {

@@ -1,0 +1,120 @@
+// `native.synthesise`: a sharding program for a graph on a cluster (planner/hap).
+#include <algorithm>
+#include <future>
+#include <memory>
+
+#include "core/base/elapsed.h"
+#include "core/base/units.h"
+#include "lua/planning.h"
+#include "planner/hap/report.h"
+
+namespace het::lua {
+namespace {
+
+using planner::hap::Compared;
+using planner::hap::DeviceShare;
+using planner::hap::Instruction;
+using planner::hap::Report;
+
+// The half type that a graph computes in.
+planner::Precision precision_of(const Graph& graph) {
+  planner::Precision precision = planner::Precision::f32;
+  for (const Value& value : graph.values) {
+    if (value.type.dtype == DType::bf16) return planner::Precision::bf16;
+    if (value.type.dtype == DType::f16) precision = planner::Precision::f16;
+  }
+  return precision;
+}
+
+Json json_of(const Report& report) {
+  Json::array_t devices, instructions, baselines;
+  for (const DeviceShare& device : report.devices)
+    devices.push_back(Json::object_t{{"device", device.device},
+                                     {"type", device.type},
+                                     {"share", device.share},
+                                     {"part", device.part},
+                                     {"memory_bytes", device.memory_bytes},
+                                     {"limit_bytes", device.limit_bytes}});
+  for (const Instruction& instruction : report.instructions)
+    instructions.push_back(Json::object_t{{"name", instruction.name},
+                                          {"rule", instruction.rule},
+                                          {"phase", std::string(name_of(instruction.phase))},
+                                          {"count", instruction.count},
+                                          {"bytes", instruction.bytes},
+                                          {"seconds", instruction.seconds},
+                                          {"exchange", instruction.is_exchange}});
+  for (const Compared& other : report.baselines)
+    baselines.push_back(Json::object_t{{"name", other.name},
+                                       {"found", other.found},
+                                       {"seconds", other.seconds},
+                                       {"problem", other.problem}});
+  return Json::object_t{{"devices", std::move(devices)},
+                        {"instructions", std::move(instructions)},
+                        {"baselines", std::move(baselines)},
+                        {"step_seconds", report.seconds},
+                        {"compute_seconds", report.compute_seconds},
+                        {"communication_seconds", report.communication_seconds},
+                        {"bound_seconds", report.bound_seconds},
+                        {"gap", report.gap()},
+                        {"table_seconds", report.table_seconds},
+                        {"search_seconds", report.search_seconds},
+                        {"searches", report.searches},
+                        {"whole", Json::array_t(report.whole.begin(), report.whole.end())}};
+}
+
+struct Asked {
+  planner::Cluster cluster;
+  int microbatch = 1, microbatches = 1;
+  bool baselines = false;
+};
+
+Json answer_of(const Graph& graph, const Asked& asked) {
+  const double begin = steady_seconds();
+  const PlacementTable table(graph);
+  const double table_seconds = steady_seconds() - begin;
+  const planner::hap::DeviceGroup group(asked.cluster, precision_of(graph));
+  const planner::hap::Request request{&table, &group, asked.microbatches, {}};
+  const planner::hap::Answer answer = planner::hap::synthesise(request);
+  Report report = planner::hap::report_of(request, answer, asked.baselines);
+  report.table_seconds = table_seconds;
+  Json::array_t problems;
+  for (const DeviceShare& device : report.devices)
+    if (device.memory_bytes > device.limit_bytes && problems.size() < 4)
+      problems.push_back(fmt::format("{} ({}) lacks {}: its part needs {}, it has {}", device.device, device.type,
+                                     show_bytes(device.memory_bytes - device.limit_bytes),
+                                     show_bytes(device.memory_bytes), show_bytes(device.limit_bytes)));
+  const Plan plan = planner::hap::to_plan(request, answer.best.program, static_cast<int>(graph.layers.size()),
+                                          asked.microbatch);
+  Json result = Json::object_t{{"feasible", problems.empty()},
+                               {"text", planner::hap::to_text(report)},
+                               {"lua", to_lua(plan)},
+                               {"report", json_of(report)},
+                               {"origin", "hap"}};
+  result["problems"] = std::move(problems);
+  return result;
+}
+
+// graph of a micro-batch, {cluster, microbatch, microbatches, baselines}: a planning, as native.plan gives one.
+int begin_synthesis(lua_State* L) {
+  const GraphHandle graph = check_object<GraphHandle>(L, 1);
+  graph->finished = true;
+  luaL_checktype(L, 2, LUA_TTABLE);
+  Asked asked;
+  lua_getfield(L, 2, "cluster");
+  asked.cluster = planner::merged(cluster_at(L, lua_gettop(L)));
+  lua_pop(L, 1);
+  if (const auto problems = planner::validate(asked.cluster); !problems.empty())
+    fail_usage("it cannot be planned:\n  {}", fmt::join(problems, "\n  "));
+  asked.microbatch = std::max(1, field<int>(L, 2, "microbatch").value_or(1));
+  asked.microbatches = std::max(1, field<int>(L, 2, "microbatches").value_or(1));
+  asked.baselines = field<bool>(L, 2, "baselines").value_or(false);
+  auto planning = std::make_shared<Planning>();
+  planning->answer = std::async(std::launch::async, [graph = graph->graph, asked] { return answer_of(graph, asked); });
+  return Convert<PlanningHandle>::push(L, std::move(planning));
+}
+
+}  // namespace
+
+void add_hap(lua_State* L) { set_functions(L, "native.", {bind<&begin_synthesis>("synthesise")}); }
+
+}  // namespace het::lua

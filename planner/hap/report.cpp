@@ -1,0 +1,253 @@
+#include "planner/hap/report.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "core/base/units.h"
+#include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
+#include "planner/hap/forms.h"
+
+namespace het::planner::hap {
+namespace {
+
+// The name with * for the numbers among its parts.
+std::string pattern_of(std::string_view name) {
+  std::string pattern;
+  for (size_t i = 0; i < name.size();) {
+    size_t end = i;
+    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
+    const bool begins = i == 0 || name[i - 1] == '.' || name[i - 1] == ' ';
+    if (end > i && begins && (end == name.size() || name[end] == '.' || name[end] == ' ')) {
+      pattern += '*';
+      i = end;
+    } else {
+      pattern += name[i++];
+    }
+  }
+  return pattern;
+}
+
+std::string show(const PlacementTable& table, ValueId id, PlacementId lies) {
+  const Placement& placement = table.placements(id)[lies];
+  if (placement.is_replicated()) return "whole";
+  if (placement.is_partial()) return "partial";
+  std::string text = fmt::format("dim {}", placement.dim);
+  if (placement.segments.size() > 1) text += fmt::format(" in {} segments", placement.segments.size());
+  return text;
+}
+
+class Lister {
+ public:
+  Lister(const Request& request, const ShardingProgram& program)
+      : table_(*request.table),
+        graph_(request.table->graph()),
+        group_(*request.group),
+        program_(program),
+        costs_(*request.table, *request.group, request.microbatches) {}
+
+  std::vector<Instruction> run() {
+    std::map<ValueId, std::vector<const Conversion*>> of_value;
+    for (const Conversion& conversion : program_.conversions)
+      of_value[conversion.value].push_back(&conversion);
+    const std::vector<std::string> names = node_names(graph_);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      const auto id = static_cast<NodeId>(n);
+      for (const ValueId input : node.inputs)
+        if (input != kAbsent && is_state(graph_.values[static_cast<size_t>(input)])) add_exchanges(of_value, input);
+      if (!node.op->any_placement) {
+        const int way = costs_.way_number(id, program_.nodes[n]);
+        Instruction instruction;
+        instruction.name = pattern_of(names[n]);
+        instruction.rule = describe(table_, id, program_.nodes[n]);
+        instruction.phase = node.phase;
+        instruction.count = 1;
+        instruction.seconds = seconds_of(costs_.node(id, way, program_.shares));
+        add(std::move(instruction));
+      }
+      for (const ValueId output : node.outputs)
+        if (output != kAbsent) add_exchanges(of_value, output);
+    }
+    return std::move(list_);
+  }
+
+ private:
+  void add(Instruction instruction) {
+    const auto key = std::tuple(instruction.name, instruction.rule, instruction.phase, instruction.is_exchange);
+    const auto [known, fresh] = places_.emplace(key, list_.size());
+    if (fresh) {
+      list_.push_back(std::move(instruction));
+      return;
+    }
+    list_[known->second].count += instruction.count;
+    list_[known->second].seconds += instruction.seconds;
+  }
+
+  void add_exchanges(std::map<ValueId, std::vector<const Conversion*>>& of_value, ValueId id) {
+    const auto found = of_value.find(id);
+    if (found == of_value.end()) return;
+    const PlacementId from = program_.values[static_cast<size_t>(id)];
+    const Value& value = graph_.values[static_cast<size_t>(id)];
+    Needs needs{};
+    Ticks paid = 0;
+    std::sort(found->second.begin(), found->second.end(),
+              [](const Conversion* a, const Conversion* b) { return a->phase < b->phase; });
+    for (const Conversion* conversion : found->second) {
+      needs[static_cast<size_t>(conversion->phase)] |= form(conversion->to);
+      const Ticks all = ValueCosts(costs_, program_.shares, id).cost(from, needs);
+      Instruction instruction;
+      instruction.name = value.name.empty() && value.producer >= 0
+                             ? pattern_of(name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)])) +
+                                   (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1))
+                             : pattern_of(value.name);
+      instruction.rule = fmt::format("{}: {} -> {}", collective(id, from, conversion->to), show(table_, id, from),
+                                     show(table_, id, conversion->to));
+      instruction.phase = conversion->phase;
+      instruction.count = 1;
+      instruction.bytes = from == kReplicated || value.role == Role::input ? 0 : static_cast<double>(value.type.bytes());
+      instruction.seconds = value.role == Role::input ? 0 : seconds_of(all - paid);
+      instruction.is_exchange = true;
+      paid = all;
+      add(std::move(instruction));
+    }
+    of_value.erase(found);
+  }
+
+  std::string collective(ValueId id, PlacementId from, PlacementId to) const {
+    if (from == kReplicated || graph_.values[static_cast<size_t>(id)].role == Role::input) return "slice";
+    if (from == kPartial) return to == kReplicated ? "all_reduce" : "reduce_scatter";
+    const auto& placements = table_.placements(id);
+    if (to != kReplicated && placements[from].dim != placements[to].dim) return "all_to_all";
+    std::vector<double> counts;
+    for (int part = 0; part < group_.size(); ++part)
+      counts.push_back(static_cast<double>(table_.slice(id, from, program_.shares, part).elements() *
+                                           bytes_of(graph_.type(id).dtype)));
+    return group_.gather_of(counts) == Gather::padded ? "all_gather (padded)" : "all_gather (grouped broadcast)";
+  }
+
+  const PlacementTable& table_;
+  const Graph& graph_;
+  const DeviceGroup& group_;
+  const ShardingProgram& program_;
+  ShardingCosts costs_;
+  std::vector<Instruction> list_;
+  std::map<std::tuple<std::string, std::string, Phase, bool>, size_t> places_;
+};
+
+std::string show_seconds(double seconds) {
+  if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
+  return fmt::format("{:.3g} us", seconds * 1e6);
+}
+
+}  // namespace
+
+std::vector<double> memory_of(const Request& request, const ShardingProgram& program) {
+  const PlacementTable& table = *request.table;
+  const Graph& graph = table.graph();
+  std::vector<bool> kept(graph.values.size(), false);
+  for (const Node& node : graph.nodes)
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent || node.phase == Phase::forward) continue;
+      const NodeId producer = graph.values[static_cast<size_t>(id)].producer;
+      // A gradient that an update reads is summed over micro-batches, and stays.
+      if (producer >= 0 && graph.nodes[static_cast<size_t>(producer)].phase < node.phase)
+        kept[static_cast<size_t>(id)] = true;
+    }
+  std::vector<double> bytes(static_cast<size_t>(request.group->size()), 0);
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    const auto id = static_cast<ValueId>(i);
+    const Value& value = graph.values[i];
+    const bool view = value.producer >= 0 && graph.nodes[static_cast<size_t>(value.producer)].op->view != nullptr;
+    if (!(is_state(value) || (kept[i] && !view))) continue;
+    const PlacementId lies = program.values[i];
+    for (int part = 0; part < request.group->size(); ++part)
+      bytes[static_cast<size_t>(part)] += static_cast<double>(table.slice(id, lies, program.shares, part).elements() *
+                                                              bytes_of(value.type.dtype));
+  }
+  return bytes;
+}
+
+Report report_of(const Request& request, const Answer& answer, bool with_baselines) {
+  Report report;
+  const ShardingProgram& program = answer.best.program;
+  const std::vector<double> memory = memory_of(request, program);
+  double all = 0;
+  for (const int64_t share : program.shares) all += static_cast<double>(share);
+  for (int d = 0; d < request.group->size(); ++d) {
+    const auto at = static_cast<size_t>(d);
+    const Device& device = request.group->devices()[at];
+    report.devices.push_back({device.name, device.type, program.shares[at],
+                              static_cast<double>(program.shares[at]) / all, memory[at], device.memory_bytes});
+  }
+  report.instructions = Lister(request, program).run();
+  report.seconds = seconds_of(answer.best.cost);
+  report.compute_seconds = seconds_of(answer.best.compute);
+  report.communication_seconds = seconds_of(answer.best.communication);
+  report.bound_seconds = seconds_of(answer.bound);
+  report.search_seconds = answer.search_seconds;
+  report.searches = answer.searches;
+  std::set<std::string> whole;
+  for (const Node& node : request.table->graph().nodes)
+    if (node.op->sharding.empty() && !node.op->any_placement && !node.op->collective) whole.insert(std::string(node.op->name));
+  report.whole.assign(whole.begin(), whole.end());
+  for (const Baseline each : kBaselines) {
+    if (!with_baselines) break;
+    Compared compared{std::string(name_of(each)), false, 0, {}};
+    const Synthesised other = baseline(request, each, compared.problem);
+    // The first of several problems, as a sentence.
+    if (const size_t line = compared.problem.find(":\n  "); line != std::string::npos)
+      compared.problem = compared.problem.substr(line + 4, compared.problem.find('\n', line + 4) - line - 4);
+    compared.found = other.found();
+    compared.seconds = other.found() ? seconds_of(other.cost) : 0;
+    report.baselines.push_back(std::move(compared));
+  }
+  return report;
+}
+
+std::string to_text(const Report& report) {
+  std::string text = fmt::format("a step takes {}: {} of computing, {} of communication\n", show_seconds(report.seconds),
+                                 show_seconds(report.compute_seconds), show_seconds(report.communication_seconds));
+  text += fmt::format("no program takes less than {}, whatever the shares (gap {:.1f} %); {} searches in {}\n",
+                      show_seconds(report.bound_seconds), 100 * report.gap(), report.searches,
+                      show_seconds(report.search_seconds));
+  for (const Compared& other : report.baselines)
+    text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times\n", other.name, show_seconds(other.seconds),
+                                      other.seconds / report.seconds)
+                        : fmt::format("  {:<30} {}\n", other.name, other.problem);
+  text += "devices:\n";
+  for (size_t d = 0; d < report.devices.size();) {
+    size_t end = d + 1;
+    while (end < report.devices.size() && report.devices[end].type == report.devices[d].type &&
+           report.devices[end].share == report.devices[d].share)
+      ++end;
+    const DeviceShare& device = report.devices[d];
+    text += fmt::format("  {:<24} {:<12} {:>5.1f} % each  {} of {}\n",
+                        end - d == 1 ? device.device : fmt::format("{} ... {}", device.device, report.devices[end - 1].device),
+                        device.type, 100 * device.part, show_bytes(device.memory_bytes), show_bytes(device.limit_bytes));
+    d = end;
+  }
+  for (const std::string& op : report.whole)
+    text += fmt::format("note: {} has no sharding rules; every device runs all of it\n", op);
+  text += "program (patterns stand for all layers; times of a whole step):\n";
+  std::optional<Phase> phase;
+  for (const Phase each : {Phase::forward, Phase::backward, Phase::update})
+    for (const Instruction& instruction : report.instructions) {
+      if (instruction.phase != each) continue;
+      if (instruction.seconds == 0 && (instruction.rule == "replicated" || instruction.is_exchange)) continue;
+      if (phase != each) text += fmt::format(" {}\n", name_of(each));
+      phase = each;
+      const std::string times = instruction.count > 1 ? fmt::format(" x{}", instruction.count) : "";
+      text += fmt::format("  {} {}{}: {}{}  {}\n", instruction.is_exchange ? "->" : "  ", instruction.name, times,
+                          instruction.rule,
+                          instruction.bytes > 0 ? fmt::format(", {}", show_bytes(instruction.bytes)) : "",
+                          show_seconds(instruction.seconds));
+    }
+  return text;
+}
+
+}  // namespace het::planner::hap

@@ -1,0 +1,53 @@
+// A synthesised program for people: what runs how, what is exchanged, what it costs, and against what.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/hap/hap.h"
+
+namespace het::planner::hap {
+
+// Nodes or exchanges that are alike but for the number of their layer.
+struct Instruction {
+  std::string name;    // "blocks.*.mlp.up linear", or the value that is exchanged
+  std::string rule;    // "x dim 0 -> y dim 0"; of an exchange "all_gather padded: dim 0 -> whole"
+  Phase phase = Phase::forward;
+  int count = 0;       // in a step, times micro-batches left out
+  double bytes = 0;    // of one, on all devices together; 0: no exchange
+  double seconds = 0;  // of all in a step
+  bool is_exchange = false;
+};
+
+struct DeviceShare {
+  std::string device, type;
+  int64_t share = 0;
+  double part = 0;          // of all
+  double memory_bytes = 0;  // state and what is kept from the forward to the backward pass
+  double limit_bytes = 0;
+};
+
+struct Compared {
+  std::string name;
+  bool found = false;
+  double seconds = 0;
+  std::string problem;
+};
+
+struct Report {
+  std::vector<DeviceShare> devices;
+  std::vector<Instruction> instructions;
+  std::vector<Compared> baselines;
+  double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
+  double table_seconds = 0, search_seconds = 0;
+  int searches = 0;
+  std::vector<std::string> whole;  // operators without sharding rules, that every device runs whole
+  double gap() const { return seconds > 0 ? (seconds - bound_seconds) / seconds : 0; }
+};
+
+Report report_of(const Request& request, const Answer& answer, bool with_baselines);
+std::string to_text(const Report& report);
+// Bytes on each device: its state, gradients, and what the backward pass reads of the forward one.
+std::vector<double> memory_of(const Request& request, const ShardingProgram& program);
+
+}  // namespace het::planner::hap
