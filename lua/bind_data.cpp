@@ -6,6 +6,7 @@
 
 #include "core/base/units.h"
 #include "core/data/draw.h"
+#include "core/data/images.h"
 #include "core/data/shuffle.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
@@ -378,6 +379,24 @@ Tensor shuffled_rows(Tensor& tensor, int64_t size, int64_t seed, int64_t start, 
   return result;
 }
 
+// {kind = "shapes", count, size, classes, seed} or {kind = "cifar10", path} -> pixels, labels, how many are held
+// out
+int new_images(lua_State* L) {
+  if (!lua_istable(L, 1)) wrong_argument(L, 1, "a table of settings");
+  const std::string kind = field<std::string>(L, 1, "kind").value_or("shapes");
+  Images images;
+  if (kind == "shapes")
+    images = draw_shapes(field<int64_t>(L, 1, "count").value_or(0), field<int64_t>(L, 1, "size").value_or(32),
+                         field<int64_t>(L, 1, "classes").value_or(kShapes),
+                         field<int64_t>(L, 1, "seed").value_or(0));
+  else if (kind == "cifar10")
+    images = read_cifar10(field<Path>(L, 1, "path").value_or(Path{}));
+  else
+    fail_usage("'{}' is not a kind of images; there are shapes, cifar10", kind);
+  return Convert<Tensor>::push(L, images.pixels) + Convert<Tensor>::push(L, images.labels) +
+         Convert<int64_t>::push(L, images.held);
+}
+
 // --- a token drawn from logits
 
 // Among the first `known` of them.
@@ -412,7 +431,7 @@ void add_data(lua_State* L) {
   set_functions(
       L, "native.",
       {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
-       bind<&shuffled_rows>("shuffled_rows"), bind<&safetensors_read>("safetensors_read"),
+       bind<&shuffled_rows>("shuffled_rows"), bind<&new_images>("images"), bind<&safetensors_read>("safetensors_read"),
        bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
        bind<&save_files>("save_files"), bind<&json_read>("json_read"), bind<&json_write>("json_write"),
        bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});

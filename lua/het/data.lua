@@ -252,7 +252,8 @@ data.tokens = define.constructor {
   end,
 }
 
--- Pairs of tensors: rows are samples.
+-- Pairs of tensors: rows are samples. { arguments, samples, held (rows at the end that are kept for validation),
+-- classes (nil: the labels are no classes), pixels (the inputs are bytes, and come as numbers from -2 to 2) }.
 local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.samples) end
@@ -268,6 +269,9 @@ function PairSampler:next()
         list[i] = native.shuffled_rows(self[name], self.size, self.seed, start, self.microbatch)
       else
         list[i] = op.slice(self[name], { dim = 0, start = self.first + start % self.size, length = self.microbatch })
+      end
+      if self.pixels and name == "inputs" then
+        list[i] = op.scale(op.shift(op.cast(list[i], { dtype = "f32" }), { amount = -127.5 }), { factor = 4 / 255 })
       end
     end
   end
@@ -286,8 +290,7 @@ function PairSampler.close() end
 
 function Pairs:sampler(settings)
   local a = self.arguments
-  local held = math.floor(self.samples * a.holdout)
-  local train = self.samples - held
+  local held, train = self.held, self.samples - self.held
   local shuffled = settings.split ~= "holdout"
   local size = shuffled and train or held
   if size < settings.batch then
@@ -299,16 +302,21 @@ function Pairs:sampler(settings)
   return setmetatable({ inputs = a.inputs:contiguous(), labels = a.labels:contiguous(), batch = settings.batch,
     microbatch = settings.microbatch or settings.batch, skipped = settings.first or 0,
     own = settings.count or settings.batch, at = settings.start or 0, size = size, shuffled = shuffled,
-    seed = settings.seed or 0, first = shuffled and 0 or train }, PairSampler)
+    seed = settings.seed or 0, first = shuffled and 0 or train, pixels = self.pixels }, PairSampler)
 end
 
-function Pairs:has_holdout() return self.arguments.holdout > 0 end
+function Pairs:has_holdout() return self.held > 0 end
 function Pairs.vocabulary() return nil end
 
+--- What the inputs of a batch are, whatever they are kept as.
+function Pairs:input_dtype() return self.pixels and "f32" or self.arguments.inputs.dtype end
+
 define.object {
-  name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs returns them.",
+  name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs, data.shapes and data.cifar10 "
+    .. "return them.",
   members = {
     { "samples", "pairs.samples", "Number of rows." },
+    { "classes", "pairs.classes", "Number of different labels of images: the model's `classes`." },
     { "has_holdout", "pairs:has_holdout()", "Whether a part is held out for validation." },
     { "sampler", "pairs:sampler { batch =, split = }", "Batches of \"train\" or \"holdout\": its `next()` gives "
       .. "{ inputs, labels, count }, lists of tensors." },
@@ -341,8 +349,54 @@ data.pairs = define.constructor {
     end
   end,
   build = function(a)
-    return setmetatable({ arguments = a, samples = a.inputs.shape[1] }, Pairs)
+    local samples = a.inputs.shape[1]
+    return setmetatable({ arguments = a, samples = samples, held = math.floor(samples * a.holdout) }, Pairs)
   end,
+}
+
+-- Images by the engine; what is wrong with their files is a mistake of the recipe like any other.
+local function open_images(constructor, settings, field, classes)
+  local ok, pixels, labels, held = pcall(native.images, settings)
+  if not ok then
+    local message, kind = errors.describe(pixels)
+    if kind ~= "usage" then error(pixels, 0) end
+    mistakes.record(constructor, field, message)
+    return define.unknown
+  end
+  return setmetatable({ arguments = { inputs = pixels, labels = labels }, samples = pixels.shape[1], held = held,
+    classes = classes, pixels = true }, Pairs)
+end
+
+data.shapes = define.constructor {
+  name = "data.shapes",
+  sentence = "Drawn images to try a model on: a shape in a colour on another colour, with noise; the label says which. "
+    .. "Images come as numbers from -2 to 2, [samples, 3, size, size].",
+  example = "data.shapes { samples = 4000, size = 32, classes = 10 }",
+  kind = "pairs",
+  fields = {
+    { "samples", "integer", "images to draw", default = 4000, min = 1, max = 10 ^ 7 },
+    { "size", "integer", "their height and width", default = 32, min = 8, max = 4096 },
+    { "classes", "integer", "different shapes: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, bars, "
+      .. "columns", default = 10, min = 1, max = 10 },
+    { "seed", "integer", "of what is drawn", default = 0, min = 0 },
+    { "holdout", "number", "share of the images, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
+  },
+  build = function(a)
+    local images = open_images("data.shapes", { kind = "shapes", count = a.samples, size = a.size, classes = a.classes,
+      seed = a.seed }, "samples", a.classes)
+    if not define.is_unknown(images) then images.held = math.floor(a.samples * a.holdout) end
+    return images
+  end,
+}
+
+data.cifar10 = define.constructor {
+  name = "data.cifar10",
+  sentence = "CIFAR-10 from the folder of its binary version (data_batch_1.bin to data_batch_5.bin, test_batch.bin); the test "
+    .. "images are held out. Images come as numbers from -2 to 2, [samples, 3, 32, 32].",
+  example = 'data.cifar10 { path = "cifar-10-batches-bin" }',
+  kind = "pairs", positional = 1,
+  fields = { { "path", "string", "the folder", required = true, path = "read" } },
+  build = function(a) return open_images("data.cifar10", { kind = "cifar10", path = a.path }, "path", 10) end,
 }
 
 return suggest.module("het.data", data)

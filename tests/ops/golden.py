@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes golden/*.json: what PyTorch gives for every differentiable operator, values and gradients.
 
-Run it with a Python that has PyTorch, from anywhere:  python3 tests/ops/golden.py
+Run it with a Python that has PyTorch, from anywhere:  python3 tests/ops/golden.py [family ...]
 PyTorch computes in f64. Inputs are multiples of 1/64 wherever they are ours to choose, so that they are short and exact
 in f32; all other numbers have 12 digits. The C++ side (golden.cpp) builds a graph of the same operator, differentiates sum(result * weight), and
 compares. One file for each family; one case a line.
@@ -265,6 +265,35 @@ def embedding():
         case("embedding", F.embedding, [whole(*shape, low=0, high=rows), draw(rows, width)])
 
 
+def conv():
+    for samples, groups, inner, outer, size, kernel, stride, padding, dilation in [
+            (1, 1, 1, 1, (1, 1), (1, 1), 1, 0, 1), (2, 1, 2, 3, (4, 5), (3, 3), 1, 1, 1), (1, 1, 3, 4, (4, 6), (2, 2), 2, 0, 1),
+            (2, 2, 2, 1, (3, 4), (2, 3), (1, 2), (1, 0), 1), (1, 3, 1, 1, (6, 5), (3, 2), (2, 1), (2, 1), (1, 2))]:
+        attributes = {"groups": groups}
+        for name, value in [("stride", stride), ("padding", padding), ("dilation", dilation)]:
+            attributes[name] = list(value) if isinstance(value, tuple) else value
+        arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        x, weight = draw(samples, groups * inner, *size), draw(groups * outer, inner, *kernel)
+        case("conv2d", lambda *o, a=arguments: F.conv2d(*o, **a), [x, weight, (draw(groups * outer), "A")], attributes)
+        case("conv2d", lambda *o, a=arguments: F.conv2d(*o, **a), [x, weight], attributes)
+
+
+def pool():
+    for shape, kernel, stride, padding in [((1, 1, 1, 1), 1, 1, 0), ((2, 2, 4, 6), 2, 2, 0), ((1, 3, 5, 7), 3, 2, 1),
+                                           ((2, 1, 4, 5), (2, 3), (1, 2), (1, 0))]:
+        attributes = {name: list(value) if isinstance(value, tuple) else value
+                      for name, value in [("kernel", kernel), ("stride", stride), ("padding", padding)]}
+        arguments = {"kernel_size": kernel, "stride": stride, "padding": padding}
+        case("max_pool2d", lambda x, a=arguments: F.max_pool2d(x, **a), [draw(*shape)], attributes)
+        for counted in (True, False):
+            case("avg_pool2d", lambda x, a=arguments, c=counted: F.avg_pool2d(x, count_include_pad=c, **a), [draw(*shape)],
+                 attributes | {"count_include_pad": counted})
+    # Multiples of 1/64 are often equal: the first of equals has the gradient.
+    case("max_pool2d", lambda x: F.max_pool2d(x, 2), [whole(2, 2, 4, 4, low=-1, high=2).double()], {"kernel": 2})
+    for shape, size in [((2, 3, 6, 8), (2, 4)), ((1, 2, 5, 7), (3, 2)), ((2, 2, 1, 2), (3, 5)), ((2, 2, 4, 3), (1, 1))]:
+        case("adaptive_avg_pool2d", lambda x, s=size: F.adaptive_avg_pool2d(x, s), [draw(*shape)], {"output_size": list(size)})
+
+
 def loss():
     for rows, classes in [((3,), 5), ((2, 4), 6), ((1,), 1)]:
         for ignore in (-100, 2):
@@ -376,9 +405,11 @@ def optimizer():
 
 def main():
     FOLDER.mkdir(exist_ok=True)
-    families = [elementwise, shape, reduce, softmax, matmul, norm, rotary, attention, embedding, loss, optimizer]
+    families = [elementwise, shape, reduce, softmax, matmul, norm, rotary, attention, embedding, loss, optimizer, conv, pool]
     total = 0
     for seed, family in enumerate(families):
+        if sys.argv[1:] and family.__name__ not in sys.argv[1:]:
+            continue
         generator.manual_seed(seed)
         cases.clear()
         family()

@@ -137,6 +137,46 @@ std::vector<Refusal> refusals() {
        {"4 new keys", "cache of 3"}},
       {"embedding", {f32({3}), f32({5, 4})}, {}, {"ids has to be i32"}},
       {"embedding_gradient", {f32({3, 4}), i32({3})}, {}, {"'rows' is missing"}},
+      {"conv2d", {f32({2, 3, 8, 8}), f32({4, 2, 3, 3})}, {}, {"images of 3 channels in 1 group", "takes 2"}},
+      {"conv2d",
+       {f32({2, 4, 8, 8}), f32({3, 2, 3, 3})},
+       {{"groups", int64_t{2}}},
+       {"groups = 2", "3 channels"}},
+      {"conv2d", {f32({2, 3, 8, 2}), f32({4, 3, 3, 3})}, {}, {"reaches over 3 columns", "images have 2"}},
+      {"conv2d", {f32({2, 3, 8}), f32({4, 3, 3, 3})}, {}, {"x needs 4 dimensions"}},
+      {"conv2d", {f32({2, 3, 8, 8}), f32({4, 3, 3, 3}), f32({3})}, {}, {"bias has to be f32[4]"}},
+      {"conv2d", {f32({2, 3, 8, 8}), f32({4, 3, 3, 3})}, {{"stride", int64_t{0}}}, {"stride = 0 of rows"}},
+      {"conv2d",
+       {f32({2, 3, 8, 8}), f32({4, 3, 3, 3})},
+       {{"padding", List{1, -1}}},
+       {"padding = -1 of columns"}},
+      {"conv2d",
+       {f32({2, 3, 8, 8}), f32({4, 3, 3, 3})},
+       {{"dilation", List{1, 2, 3}}},
+       {"operator conv2d", "'dilation' = {1, 2, 3} has 3 numbers", "{of rows, of columns}"}},
+      {"conv2d_input_gradient",
+       {f32({2, 4, 6, 6}), f32({4, 3, 3, 3})},
+       {{"size", List{9, 8}}},
+       {"dy has to have the shape [2, 4, 7, 6]"}},
+      {"conv2d_weight_gradient",
+       {f32({2, 4, 6, 6}), f32({2, 3, 8, 8})},
+       {{"kernel", int64_t{5}}},
+       {"dy has to have the shape [2, 4, 4, 4]"}},
+      {"max_pool2d", {f32({2, 3, 8, 8})}, {}, {"'kernel' is missing"}},
+      {"max_pool2d",
+       {f32({2, 3, 8, 2})},
+       {{"kernel", int64_t{3}}},
+       {"window of 3 does not fit in 2 elements"}},
+      {"max_pool2d",
+       {f32({2, 3, 8, 8})},
+       {{"kernel", int64_t{2}}, {"padding", int64_t{2}}},
+       {"padding = {2, 2} can be half of kernel = {2, 2}"}},
+      {"max_pool2d_gradient",
+       {f32({2, 3, 4, 3}), f32({2, 3, 8, 8})},
+       {{"kernel", int64_t{2}}},
+       {"dy has to have the shape [2, 3, 4, 4]"}},
+      {"avg_pool2d", {f32({3, 8, 8})}, {{"kernel", int64_t{2}}}, {"x needs 4 dimensions"}},
+      {"adaptive_avg_pool2d", {f32({2, 3, 8, 8})}, {{"output_size", int64_t{0}}}, {"output_size = 0"}},
       {"cross_entropy", {f32({3, 7}), i32({4}), f32({1})}, {}, {"labels has to be i32[3]", "i32[4]"}},
       {"linear_cross_entropy",
        {f32({3, 7}), f32({9, 6}), {}, i32({3}), f32({1})},
@@ -269,6 +309,9 @@ TEST_CASE("costs count what they say") {
   CHECK(cost("linear", {bf16({2, 3, 5}), bf16({7, 5})}).bytes == 2 * (30 + 35 + 42));
   CHECK(cost("linear_weight_gradient", {bf16({2, 3, 7}), bf16({2, 3, 5})}).flops == 2 * 6 * 5 * 7);
   CHECK(cost("matmul", {f32({4, 2, 3}), f32({3, 5})}).flops == 2 * 4 * 2 * 3 * 5);
+  const Attributes conv{{"padding", int64_t{1}}, {"groups", int64_t{2}}};
+  CHECK(cost("conv2d", {bf16({2, 4, 5, 6}), bf16({8, 2, 3, 3})}, conv).flops ==
+        2 * (2 * 8 * 5 * 6) * (2 * 9));
   const TensorType head = f32({1, 4, 2, 8});
   CHECK(cost("attention", {head, head, head}).flops == 4 * 2 * 8 * 16);
   CHECK(cost("attention", {head, head, head}, {{"causal", true}}).flops == 4 * 2 * 8 * 10);
@@ -281,6 +324,14 @@ TEST_CASE("shape rules give what they promise") {
   CHECK(infer("linear", {bf16({2, 3, 5}), bf16({7, 5}), f32({7})}) == std::vector{bf16({2, 3, 7})});
   CHECK(infer("linear_weight_gradient", {bf16({6, 7}), bf16({6, 5})}, {{"bias", true}}) ==
         std::vector{f32({7, 5}), f32({7})});
+  CHECK(infer("conv2d", {bf16({2, 4, 9, 8}), bf16({6, 4, 3, 2}), f32({6})},
+              {{"stride", List{2, 3}}, {"padding", int64_t{1}}, {"dilation", List{2, 1}}}) ==
+        std::vector{bf16({2, 6, 4, 3})});
+  CHECK(infer("conv2d_weight_gradient", {bf16({2, 6, 7, 7}), bf16({2, 4, 9, 9})},
+              {{"kernel", int64_t{3}}, {"groups", int64_t{2}}, {"bias", true}}) ==
+        std::vector{f32({6, 2, 3, 3}), f32({6})});
+  CHECK(infer("max_pool2d", {bf16({2, 4, 9, 8})}, {{"kernel", int64_t{3}}, {"stride", int64_t{2}}}) ==
+        std::vector{bf16({2, 4, 4, 3})});
   CHECK(infer("layer_norm", {bf16({2, 3, 5}), f32({5})}) == std::vector{bf16({2, 3, 5}), f32({6}), f32({6})});
   CHECK(infer("layer_norm", {bf16({2, 3, 5}), f32({5}), f32({5}), bf16({2, 3, 5})}) ==
         std::vector{bf16({2, 3, 5}), f32({6}), f32({6}), bf16({2, 3, 5})});

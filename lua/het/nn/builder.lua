@@ -88,6 +88,12 @@ function Builder:step() return self:input("step", "i64", {}, true) end
 --- Dropout's counter {step, first sample}: i64[2], written for each micro-batch.
 function Builder:counter() return self:input("counter", "i64", { 2 }) end
 
+--- Zeros in the graph.
+function Builder:zeros(dtype, shape)
+  if type(self.graph) == "table" then return native.full(shape, 0, dtype) end   -- at the prompt
+  return (native.op("fill", self.graph, { value = 0, shape = shape, dtype = dtype }))
+end
+
 -- What keeps the draws of one place apart from those of others.
 local function stream_of(place) return native.hash(place) % 2 ^ 31 end
 

@@ -3,7 +3,7 @@ local layer = require "het.nn.layer"
 local suggest = require "het.language.suggest"
 
 local nn = { layer = layer.custom }
-for _, name in ipairs { "basic", "attention", "models" } do
+for _, name in ipairs { "basic", "attention", "models", "vision" } do
   for key, value in pairs(require("het.nn." .. name)) do
     if not key:match("^check_") and key ~= "swiglu_hidden" then nn[key] = value end
   end

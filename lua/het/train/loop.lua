@@ -278,6 +278,14 @@ local function go_through(self, reporter, results)
   end
 end
 
+-- Floating-point operations of training on what a run counts: a token of a language model, by its matrices, or a sample
+-- of numbers, by the graph of its step.
+local function flops_of(self)
+  local a = self.arguments
+  if self.unit == "samples" then return self:graph_of_sample():cost().flops end
+  return is_model(a.model) and a.model:training_flops(self.context) or 0
+end
+
 local function new_reporter(self)
   local a, settings = self.arguments, native.settings
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
@@ -286,7 +294,7 @@ local function new_reporter(self)
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
-    flops_per_token = is_model(a.model) and a.model:training_flops(self.context) or 0,
+    flops_per_token = flops_of(self),
     metrics = a.metrics or (not a.alone and settings.metrics ~= "" and settings.metrics) or nil, best = self.best,
     every = math.max(1, math.floor(a.steps / 20)),
   }

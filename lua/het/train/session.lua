@@ -19,12 +19,12 @@ local session = {}
 -- Types of a micro-batch's inputs and labels, { dtype, shape }.
 local function batch_types(a, microbatch, context)
   if define.kind_of(a.data) == "pairs" then
-    local function rows(tensor)
+    local function rows(tensor, dtype)
       local shape = { unpack(tensor.shape) }
       shape[1] = microbatch
-      return { tensor.dtype, shape }
+      return { dtype or tensor.dtype, shape }
     end
-    return rows(a.data.arguments.inputs), rows(a.data.arguments.labels)
+    return rows(a.data.arguments.inputs, a.data:input_dtype()), rows(a.data.arguments.labels)
   end
   local tokens = { "i32", { microbatch, context } }
   return tokens, tokens
