@@ -78,9 +78,9 @@ std::string to_string(const Case& test) {
 const std::vector<Case>& all_cases() {
   static const std::vector<Case> cases = [] {
     std::vector<Case> all;
-    for (auto family :
-         {elementwise_cases, shape_cases, reduce_cases, softmax_cases, matmul_cases, norm_cases, rotary_cases,
-          attention_cases, embedding_cases, loss_cases, dropout_cases, rounding_cases, optimizer_cases})
+    for (auto family : {elementwise_cases, shape_cases, reduce_cases, softmax_cases, matmul_cases, norm_cases,
+                        rotary_cases, attention_cases, embedding_cases, experts_cases, loss_cases,
+                        dropout_cases, rounding_cases, optimizer_cases})
       for (Case& test : family()) all.push_back(std::move(test));
     for (Case& test : random_cases(random_seed())) all.push_back(std::move(test));
     return all;

@@ -82,6 +82,7 @@ std::vector<Case> norm_cases();
 std::vector<Case> rotary_cases();
 std::vector<Case> attention_cases();
 std::vector<Case> embedding_cases();
+std::vector<Case> experts_cases();
 std::vector<Case> loss_cases();
 std::vector<Case> dropout_cases();
 std::vector<Case> rounding_cases();
