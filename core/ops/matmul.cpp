@@ -52,6 +52,16 @@ ValueId swap_last(GradientCall& call, ValueId id) {
   return call.graph.call("transpose", {id}, {{"order", order}});
 }
 
+// Of weights that leading dimensions share, such as experts, rows are summed over in the accumulator type.
+ValueId second_gradient(GradientCall& call, bool ta, bool tb) {
+  const ValueId a = call.input(0), dy = call.output_gradients[0];
+  if (!ta && is_weight(call.graph.graph(), call.input(1))) {
+    const std::vector<ValueId> operands = tb ? std::vector{dy, a} : std::vector{a, dy};
+    return as_gradient(call, 1, call.graph.call("matmul_weight_gradient", operands));
+  }
+  return as_gradient(call, 1, tb ? matmul(call, dy, a, true, ta) : matmul(call, a, dy, !ta, false));
+}
+
 // The gradient of a second operand of rank 2, which all leading dimensions of the first share.
 ValueId shared_gradient(GradientCall& call, bool ta, bool tb) {
   const ValueId a = call.input(0), dy = call.output_gradients[0];
@@ -83,7 +93,7 @@ std::vector<ValueId> gradient_matmul(GradientCall& call) {
     if (call.graph.type(b).shape.size() == 2 && (shared || !ta))
       db = shared_gradient(call, ta, tb);
     else
-      db = as_gradient(call, 1, tb ? matmul(call, dy, a, true, ta) : matmul(call, a, dy, !ta, false));
+      db = second_gradient(call, ta, tb);
   }
   return {da, db};
 }
@@ -96,6 +106,20 @@ bool activates(const OpCall& call) {
   if (activation != "none" && activation != "gelu")
     refuse(call, fmt::format("'activation' is '{}'; it can be 'none' or 'gelu'", activation));
   return activation == "gelu";
+}
+
+Types infer_matmul_weight_gradient(const OpCall& call) {
+  require_inputs(call, 2, 2);
+  require_float(call, 0);
+  require_dtype(call, 1, call[0].dtype);
+  require_rank_from(call, 0, 2);
+  require_rank_from(call, 1, 2);
+  if (leading(call[0].shape) != leading(call[1].shape))
+    refuse(call, fmt::format("the leading dimensions {} of a and {} of b have to be equal",
+                             to_string(leading(call[0].shape)), to_string(leading(call[1].shape))));
+  Shape result = leading(leading(call[0].shape));
+  result.insert(result.end(), {last(call[0].shape), last(call[1].shape)});
+  return {{accumulator_of(call[0].dtype), result}};
 }
 
 Types infer_linear(const OpCall& call) {
@@ -216,6 +240,22 @@ std::vector<OpDef> matmul_ops() {
                     {.cut = "k", .sums = "y"},
                     {.partial = "a y"},
                     {.partial = "b y"}}},
+      {.name = "matmul_weight_gradient",
+       .signature = "a[..., k, m]:T, b[..., k, n]:T → dweight[..., m, n]:A +=",
+       .doc = "aᵀ b for each of the leading dimensions: the gradient of weights that each has apart.",
+       .infer = infer_matmul_weight_gradient,
+       .flops =
+           [](const OpCall& call, Outputs outputs) {
+             return 2.0 * static_cast<double>(call[0].elements()) *
+                    static_cast<double>(last(outputs[0].shape));
+           },
+       .accumulates = 1,
+       .sharding = {{.cut = "..."},
+                    {.cut = "m"},
+                    {.cut = "n"},
+                    {.cut = "k", .sums = "dweight"},
+                    {.partial = "a dweight"},
+                    {.partial = "b dweight"}}},
       {.name = "linear",
        .signature = "x[..., in]:T, weight[out, in]:T, bias?[out]:A → y[..., out]:T, before?[..., out]:T",
        .doc =

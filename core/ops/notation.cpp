@@ -337,7 +337,7 @@ std::string_view meaning_of(std::string_view letter) {
   constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
       {"b", "samples"},   {"t", "tokens"},    {"s", "keys"},      {"hq", "query heads"}, {"hk", "key heads"},
       {"h", "heads"},     {"v", "rows"},      {"c", kFeatures},   {"n", kFeatures},      {"in", kFeatures},
-      {"out", kFeatures}, {"ci", "channels"}, {"co", "channels"}, {"g", "groups"},
+      {"out", kFeatures}, {"ci", "channels"}, {"co", "channels"}, {"g", "groups"},       {"e", "experts"},
   };
   for (const auto& [own, meaning] : kMeanings)
     if (own == letter) return meaning;

@@ -174,11 +174,34 @@ std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request) {
   });
 }
 
-// [..., m, k] by [..., k, n], or by one [k, n] for all. Threads share out the batch when it is large enough.
-std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request) {
+// Of a batch of products: the sizes of one, and bytes from one matrix to the next.
+struct Batch {
+  GemmShape shape;
+  int64_t count, step_a, step_b, step_c;
+};
+
+// Threads share out the batch when it is large enough, else the rows of each product.
+std::unique_ptr<Kernel> prepare_batch(Batch batch) {
+  const int64_t parts = batch.count < thread_count() ? 1 : thread_count();
+  batch.shape.serial = parts > 1;
+  const Gemm gemm(batch.shape);
+  const int64_t own = (gemm.workspace_bytes() + 63) / 64 * 64;
+  return make_kernel(
+      [gemm, batch, parts, own](const KernelArguments& arguments) {
+        parallel_parts(parts, [&](int64_t part) {
+          const Range share = share_of(batch.count, parts, part);
+          for (int64_t i = share.begin; i < share.end; ++i)
+            gemm.run(arguments.inputs[0] + i * batch.step_a, arguments.inputs[1] + i * batch.step_b,
+                     arguments.outputs[0] + i * batch.step_c, nullptr, arguments.workspace + part * own);
+        });
+      },
+      parts * own);
+}
+
+// [..., m, k] by [..., k, n], or by one [k, n] for all.
+Batch batch_of(const KernelRequest& request, bool ta, bool tb) {
   require_packed_floats(request);
   const Layout &a = request.inputs[0], &b = request.inputs[1], &c = request.outputs[0];
-  const bool ta = flag(request, "transpose_a", false), tb = flag(request, "transpose_b", false);
   GemmShape shape;
   shape.m = c.type.shape[c.type.shape.size() - 2];
   shape.n = c.type.shape.back();
@@ -193,29 +216,28 @@ std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request) {
   shape.b_col = tb ? shape.k : 1;
   shape.c_row = shape.n;
   const int64_t matrix = shape.m * shape.n;
-  const int64_t batch = matrix == 0 ? 0 : c.type.elements() / matrix;
-  const int64_t step_b = b.type.shape.size() == 2 ? 0 : shape.k * shape.n * bytes_of(b.type.dtype);
-  const int64_t step_a = shape.m * shape.k * bytes_of(a.type.dtype), step_c = matrix * bytes_of(c.type.dtype);
-  const int64_t parts = batch < thread_count() ? 1 : thread_count();
-  shape.serial = parts > 1;
-  const Gemm gemm(shape);
-  const int64_t own = (gemm.workspace_bytes() + 63) / 64 * 64;
-  return make_kernel(
-      [gemm, batch, parts, own, step_a, step_b, step_c](const KernelArguments& arguments) {
-        parallel_parts(parts, [&](int64_t part) {
-          const Range share = share_of(batch, parts, part);
-          for (int64_t i = share.begin; i < share.end; ++i)
-            gemm.run(arguments.inputs[0] + i * step_a, arguments.inputs[1] + i * step_b,
-                     arguments.outputs[0] + i * step_c, nullptr, arguments.workspace + part * own);
-        });
-      },
-      parts * own);
+  return {shape, matrix == 0 ? 0 : c.type.elements() / matrix, shape.m * shape.k * bytes_of(a.type.dtype),
+          b.type.shape.size() == 2 ? 0 : shape.k * shape.n * bytes_of(b.type.dtype),
+          matrix * bytes_of(c.type.dtype)};
+}
+
+std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request) {
+  return prepare_batch(
+      batch_of(request, flag(request, "transpose_a", false), flag(request, "transpose_b", false)));
+}
+
+// dweight[..., m, n] (+)= a[..., k, m]^T b[..., k, n]
+std::unique_ptr<Kernel> prepare_matmul_weight_gradient(const KernelRequest& request) {
+  Batch batch = batch_of(request, true, false);
+  batch.shape.add = (request.accumulate & 1) != 0;
+  return prepare_batch(batch);
 }
 
 }  // namespace
 
 std::vector<KernelEntry> matmul_kernels() {
   return {{"matmul", &prepare_matmul},
+          {"matmul_weight_gradient", &prepare_matmul_weight_gradient},
           {"linear", &prepare_linear},
           {"linear_input_gradient", &prepare_input_gradient},
           {"linear_weight_gradient", &prepare_weight_gradient}};

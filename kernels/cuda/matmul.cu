@@ -206,13 +206,13 @@ std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request, co
 }
 
 // [..., m, k] by [..., k, n], or by one [k, n] for all.
-std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request, const Context& context) {
+Product product_of(const KernelRequest& request, bool transposed_a, bool transposed_b) {
   require_packed_floats(request);
   const Layout &a = request.inputs[0], &b = request.inputs[1], &c = request.outputs[0];
   const size_t rank = a.type.shape.size();
   Product p;
-  p.transposed_a = flag(request, "transpose_a", false);
-  p.transposed_b = flag(request, "transpose_b", false);
+  p.transposed_a = transposed_a;
+  p.transposed_b = transposed_b;
   p.m = c.type.shape[rank - 2];
   p.n = c.type.shape[rank - 1];
   p.k = a.type.shape[p.transposed_a ? rank - 2 : rank - 1];
@@ -232,6 +232,18 @@ std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request, const Conte
     p.step_b = shared ? 0 : p.k * p.n;
     p.step_c = p.m * p.n;
   }
+  return p;
+}
+
+std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request, const Context& context) {
+  return kernel_of(
+      context, product_of(request, flag(request, "transpose_a", false), flag(request, "transpose_b", false)));
+}
+
+// dweight[..., m, n] (+)= a[..., k, m]^T b[..., k, n]
+std::unique_ptr<Kernel> prepare_matmul_weight_gradient(const KernelRequest& request, const Context& context) {
+  Product p = product_of(request, true, false);
+  p.beta = (request.accumulate & 1) != 0 ? 1 : 0;
   return kernel_of(context, p);
 }
 
@@ -239,6 +251,7 @@ std::unique_ptr<Kernel> prepare_matmul(const KernelRequest& request, const Conte
 
 std::vector<Entry> matmul_kernels() {
   return {{"matmul", prepare_matmul},
+          {"matmul_weight_gradient", prepare_matmul_weight_gradient},
           {"linear", prepare_linear},
           {"linear_input_gradient", prepare_input_gradient},
           {"linear_weight_gradient", prepare_weight_gradient}};

@@ -18,6 +18,7 @@ std::vector<KernelEntry> attention_kernels();
 std::vector<KernelEntry> embedding_kernels();
 std::vector<KernelEntry> conv_kernels();
 std::vector<KernelEntry> pool_kernels();
+std::vector<KernelEntry> experts_kernels();
 std::vector<KernelEntry> loss_kernels();
 std::vector<KernelEntry> dropout_kernels();
 std::vector<KernelEntry> rounding_kernels();
@@ -27,8 +28,8 @@ inline std::vector<KernelEntry> all_kernels() {
   std::vector<KernelEntry> all;
   for (const auto family :
        {elementwise_kernels, shape_kernels, reduce_kernels, softmax_kernels, matmul_kernels, norm_kernels,
-        rotary_kernels, attention_kernels, embedding_kernels, conv_kernels, pool_kernels, loss_kernels,
-        dropout_kernels, rounding_kernels, optimizer_kernels})
+        rotary_kernels, attention_kernels, embedding_kernels, conv_kernels, pool_kernels, experts_kernels,
+        loss_kernels, dropout_kernels, rounding_kernels, optimizer_kernels})
     for (const KernelEntry& entry : family()) all.push_back(entry);
   return all;
 }

@@ -31,6 +31,21 @@ std::unique_ptr<Kernel> matmul(const KernelRequest& request) {
   });
 }
 
+// dweight[l, m, n] = sum_k a[l, k, m] b[l, k, n]
+std::unique_ptr<Kernel> matmul_weight_gradient(const KernelRequest& request) {
+  return kernel_of(request, [](const Operands& o) {
+    const View a = o.in(0), b = o.in(1), dweight = o.out(0);
+    const int64_t m = a.size(-1), n = b.size(-1), k = a.size(-2);
+    for (int64_t l = 0; l < leading(dweight.layout(), 2); ++l)
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+          double total = 0;
+          for (int64_t p = 0; p < k; ++p) total += a[(l * k + p) * m + i] * b[(l * k + p) * n + j];
+          dweight.set((l * m + i) * n + j, total);
+        }
+  });
+}
+
 // y[rows, out] = x[rows, in] weight[out, in]^T + bias[out], or gelu of that, rounded, which `before` is then.
 std::unique_ptr<Kernel> linear(const KernelRequest& request) {
   return kernel_of(request, [activated = is_activated(request)](const Operands& o) {
@@ -84,6 +99,7 @@ std::unique_ptr<Kernel> linear_weight_gradient(const KernelRequest& request) {
 
 std::vector<KernelEntry> matmul_kernels() {
   return {{"matmul", matmul},
+          {"matmul_weight_gradient", matmul_weight_gradient},
           {"linear", linear},
           {"linear_input_gradient", linear_input_gradient},
           {"linear_weight_gradient", linear_weight_gradient}};

@@ -29,6 +29,20 @@ class Training(Case):
             spread = self.losses('--workers', 6, 'lopsided.lua', '--mixed', *words)
             self.assert_close(alone, spread, 1e-5)
 
+    def test_experts_give_the_losses_of_one_device_wherever_a_plan_has_them(self):
+        shutil.copy(ROOT / 'tests' / 'launch' / 'experts.lua', self.folder)
+        for top in (1, 2):
+            alone = self.losses('experts.lua', f'--top={top}')
+            self.assertEqual(len(alone), 8)   # of 6 steps and 2 evaluations
+            for ranks, plan in ((2, 'tensor'), (2, 'uneven'), (2, 'data'), (3, 'pipeline'), (5, 'mixed'), (2, 'expert')):
+                with self.subTest(top=top, plan=plan):
+                    spread = self.losses('--workers', ranks, 'experts.lua', f'--top={top}', f'--plan={plan}')
+                    self.assert_close(alone, spread, 1e-5)
+        for shard in ('experts', 'hidden', 'replicated'):
+            with self.subTest(shard=shard):
+                spread = self.losses('--workers', 2, 'experts.lua', '--plan=tensor', f'--shard={shard}')
+                self.assert_close(alone, spread, 1e-5)
+
     def test_the_plans_of_the_page_give_the_losses_of_one_device(self):
         page = (ROOT / 'recipes' / 'guide' / 'plans.md').read_text()
         plans = [text for text in re.findall(r'```lua\n(.*?)```', page, re.S) if text.startswith('het.plan')]

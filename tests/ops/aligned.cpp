@@ -82,6 +82,16 @@ void products(std::vector<Case>& cases) {
 }
 
 void others(std::vector<Case>& cases) {
+  // Slots every second of them, in packs and not.
+  for (const int64_t width : {64, 1032, 36}) {
+    const OperandCase slot = OperandCase{Kind::i32, {2, 6, 1}}.of({0, 2, -1, 4, 6, 10}),
+                      weight = A({2, 6, 1});
+    cases.push_back(
+        {"dispatch", {T({2, 6, width}), slot, weight}, {{"experts", int64_t{4}}, {"capacity", int64_t{3}}}});
+    cases.push_back({"combine", {T({4, 2, 3, width}), slot, weight}});
+    cases.push_back({"combine_weight_gradient", {T({2, 6, width}), T({4, 2, 3, width}), slot}, {}, {1e-5}});
+  }
+  cases.push_back({"matmul_weight_gradient", {T({3, 40, 64}), T({3, 40, 72})}, {}, {1e-5}});
   for (const Shape& shape : {Shape{4099}, {2, 3, 8, 16}, {70, 90}, {3, 130, 64}, {2, 5, 66, 40}})
     cases.push_back({"copy", {T(shape)}});
   for (const DType dtype : {DType::i64, DType::u8}) {

@@ -156,6 +156,8 @@ def matmul():
     for shape, out in [((5,), 3), ((4, 6), 5), ((2, 3, 7), 4)]:
         case("linear", F.linear, [draw(*shape), draw(out, shape[-1])])
         case("linear", F.linear, [draw(*shape), draw(out, shape[-1]), (draw(out), "A")])
+    for lead, k, m, n in [((), 3, 4, 2), ((3,), 5, 2, 4)]:
+        case("matmul_weight_gradient", lambda a, b: a.mT @ b, [draw(*lead, k, m), draw(*lead, k, n)], through=[])
 
 
 def norm():
@@ -403,9 +405,57 @@ def optimizer():
     case("add_n", lambda *g: sum(g), [(draw(2, 3), "A"), (draw(2, 3), "A"), (draw(2, 3), "A")])
 
 
+def distinct(*shape):
+    """Multiples of 1/64, no two of a row equal."""
+    rows = [torch.randperm(shape[-1], generator=generator) for _ in range(math.prod(shape[:-1]))]
+    return (torch.stack(rows).reshape(shape) - shape[-1] // 2) / 64.0
+
+
+def experts():
+    for shape, k in [((5,), 2), ((3, 8), 1), ((2, 4, 6), 3)]:
+        case("top_k", lambda x, k=k: torch.topk(x, k, dim=-1), [distinct(*shape)], {"k": k})
+        index = torch.topk(distinct(*shape), k, dim=-1).indices
+
+        def spread(dvalues, index, shape=shape):
+            return torch.zeros(shape).scatter(-1, index, dvalues)
+
+        case("top_k_gradient", spread, [draw(*shape[:-1], k), index], {"size": shape[-1]}, through=[])
+    for samples, tokens, k, count, capacity, width in [(2, 5, 1, 3, 2, 4), (3, 6, 2, 4, 3, 5)]:
+        chosen = torch.topk(distinct(samples, tokens, count), k, dim=-1).indices
+
+        # As GShard does: one-hot choices, summed up along the tokens, first choices of all tokens before second ones.
+        def slots(expert, count=count, capacity=capacity):
+            one_hot = F.one_hot(expert, count).transpose(1, 2).flatten(1, 2)   # [b, k · t, e]
+            place = ((one_hot.cumsum(1) - 1) * one_hot).sum(-1).unflatten(1, (k, tokens)).transpose(1, 2)
+            return torch.where(place < capacity, expert * capacity + place, -1), F.one_hot(expert[..., 0], count).sum(1)
+
+        case("expert_slots", slots, [chosen], {"experts": count, "capacity": capacity}, through=[])
+        slot = slots(chosen)[0]
+        there = {"experts": count, "capacity": capacity}
+
+        def mask(slot, weight, places=count * capacity):   # [b, t, e · cap]
+            return (F.one_hot(slot + 1, places + 1)[..., 1:] * weight.unsqueeze(-1)).sum(2)
+
+        def dispatch(x, slot, weight=None, count=count):
+            weight = torch.ones(slot.shape) if weight is None else weight
+            return torch.einsum("btc,bts->sbc", x, mask(slot, weight)).unflatten(0, (count, -1)).transpose(1, 2)
+
+        def combine(y, slot, weight=None):
+            weight = torch.ones(slot.shape) if weight is None else weight
+            return torch.einsum("sbc,bts->btc", y.transpose(1, 2).flatten(0, 1), mask(slot, weight))
+
+        x, y = draw(samples, tokens, width), draw(count, samples, capacity, width)
+        weight = (draw(samples, tokens, k, low=0), "A")
+        for inputs in ([x, slot], [x, slot, weight]):
+            case("dispatch", dispatch, inputs, there)
+        for inputs in ([y, slot], [y, slot, weight]):
+            case("combine", combine, inputs)
+
+
 def main():
     FOLDER.mkdir(exist_ok=True)
-    families = [elementwise, shape, reduce, softmax, matmul, norm, rotary, attention, embedding, loss, optimizer, conv, pool]
+    families = [elementwise, shape, reduce, softmax, matmul, norm, rotary, attention, embedding, loss, optimizer, conv, pool,
+                experts]
     total = 0
     for seed, family in enumerate(families):
         if sys.argv[1:] and family.__name__ not in sys.argv[1:]:

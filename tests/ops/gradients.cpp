@@ -77,6 +77,22 @@ TEST_CASE("a weight used twice gets its gradients by addition into one buffer") 
       }
 }
 
+TEST_CASE("gradients of weights that leading dimensions have apart are summed in f32") {
+  for (const bool transposed : {false, true}) {
+    Graph graph;
+    GraphBuilder builder(graph);
+    const ValueId x = builder.input("x", {DType::bf16, {3, 5, 4}});
+    const ValueId weight =
+        builder.parameter("weight", {DType::f32, transposed ? Shape{3, 6, 4} : Shape{3, 4, 6}}, {});
+    const ValueId y =
+        builder.call("matmul", {x, builder.call("cast", {weight}, kToBf16)}, {{"transpose_b", transposed}});
+    const ValueId loss = builder.call("sum", {y}, {{"dtype", std::string("f32")}});
+    const ValueId gradient = differentiate(graph, loss).at(weight);
+    CHECK(graph.type(gradient) == graph.type(weight));
+    CHECK(graph.nodes[graph.values[gradient].producer].op->name == "matmul_weight_gradient");
+  }
+}
+
 TEST_CASE("the classifier's loss and gradients come from one node") {
   const Model model(true);
   CHECK(count(model.graph, "linear_cross_entropy") == 0);

@@ -1,4 +1,5 @@
 #include <array>
+#include <tuple>
 
 #include "tests/ops/case.h"
 
@@ -30,6 +31,13 @@ std::vector<Case> matmul_cases() {
       add({2, 2}, {}, 3, 7, 4);
       add({1}, {1}, 2, 3, 1);
     }
+  for (const auto& [lead, k, m, n] : std::vector<std::tuple<Shape, int64_t, int64_t, int64_t>>{
+           {{}, 3, 5, 7}, {{4}, 6, 5, 3}, {{2, 3}, 1, 4, 9}, {{3}, 70, 17, 33}, {{5}, 9, 1, 1}}) {
+    Shape a = lead, b = lead;
+    a.insert(a.end(), {k, m});
+    b.insert(b.end(), {k, n});
+    cases.push_back({"matmul_weight_gradient", {T(a), T(b)}, {}, kProducts});
+  }
   const std::vector<std::pair<Shape, int64_t>> inputs = {
       {{1}, 1}, {{5}, 3}, {{7, 9}, 4}, {{2, 3, 17}, 33}, {{4, 1, 8}, 1}, {{65, 64}, 127}, {{2, 30, 48}, 80}};
   for (const auto& [shape, out] : inputs) {

@@ -177,6 +177,32 @@ std::vector<Refusal> refusals() {
        {"dy has to have the shape [2, 3, 4, 4]"}},
       {"avg_pool2d", {f32({3, 8, 8})}, {{"kernel", int64_t{2}}}, {"x needs 4 dimensions"}},
       {"adaptive_avg_pool2d", {f32({2, 3, 8, 8})}, {{"output_size", int64_t{0}}}, {"output_size = 0"}},
+      {"matmul_weight_gradient", {f32({2, 3, 4}), f32({2, 5, 4})}, {}, {"[2, 3] of a", "[2, 5] of b"}},
+      {"top_k", {f32({3, 4})}, {{"k", int64_t{5}}}, {"k = 5", "of 4 entries"}},
+      {"top_k", {f32({3, 4})}, {}, {"'k' is missing"}},
+      {"top_k_gradient", {f32({3, 2}), i32({3, 2})}, {{"size", int64_t{1}}}, {"2 entries", "size = 1"}},
+      {"expert_slots", {i32({2, 3})}, {{"experts", int64_t{4}}, {"capacity", int64_t{2}}}, {"3 dimensions"}},
+      {"expert_slots",
+       {i32({2, 3, 0})},
+       {{"experts", int64_t{4}}, {"capacity", int64_t{2}}},
+       {"choose no expert"}},
+      {"expert_slots",
+       {i32({2, 3, 1})},
+       {{"experts", int64_t{4}}, {"capacity", int64_t{0}}},
+       {"capacity = 0"}},
+      {"dispatch",
+       {f32({2, 3, 4}), i32({2, 5, 1})},
+       {{"experts", int64_t{4}}, {"capacity", int64_t{2}}},
+       {"slot has to be i32[2, 3, 1]", "i32[2, 5, 1]"}},
+      {"dispatch",
+       {f32({2, 3, 4}), i32({2, 3, 1})},
+       {{"experts", int64_t{4}}, {"capacity", int64_t{2}}, {"first", int64_t{1}}, {"of", int64_t{4}}},
+       {"4 experts from 1 on are no part of 4"}},
+      {"combine", {f32({4, 1, 2, 5}), i32({2, 3, 1})}, {}, {"1 samples of y and 2 of slot"}},
+      {"combine_weight_gradient",
+       {f32({2, 3, 4}), f32({4, 2, 2, 5}), i32({2, 3, 1})},
+       {},
+       {"y has to be f32[4, 2, 2, 4]"}},
       {"cross_entropy", {f32({3, 7}), i32({4}), f32({1})}, {}, {"labels has to be i32[3]", "i32[4]"}},
       {"linear_cross_entropy",
        {f32({3, 7}), f32({9, 6}), {}, i32({3}), f32({1})},
@@ -312,6 +338,8 @@ TEST_CASE("costs count what they say") {
   const Attributes conv{{"padding", int64_t{1}}, {"groups", int64_t{2}}};
   CHECK(cost("conv2d", {bf16({2, 4, 5, 6}), bf16({8, 2, 3, 3})}, conv).flops ==
         2 * (2 * 8 * 5 * 6) * (2 * 9));
+  CHECK(cost("matmul_weight_gradient", {bf16({4, 2, 3}), bf16({4, 2, 5})}).flops == 2 * 4 * 2 * 3 * 5);
+  CHECK(cost("combine", {f32({4, 2, 3, 8}), i32({2, 5, 2})}).flops == 2 * (2 * 5 * 2) * 8);
   const TensorType head = f32({1, 4, 2, 8});
   CHECK(cost("attention", {head, head, head}).flops == 4 * 2 * 8 * 16);
   CHECK(cost("attention", {head, head, head}, {{"causal", true}}).flops == 4 * 2 * 8 * 10);
@@ -332,6 +360,11 @@ TEST_CASE("shape rules give what they promise") {
         std::vector{f32({6, 2, 3, 3}), f32({6})});
   CHECK(infer("max_pool2d", {bf16({2, 4, 9, 8})}, {{"kernel", int64_t{3}}, {"stride", int64_t{2}}}) ==
         std::vector{bf16({2, 4, 4, 3})});
+  CHECK(infer("matmul_weight_gradient", {bf16({4, 6, 7}), bf16({4, 6, 5})}) == std::vector{f32({4, 7, 5})});
+  CHECK(infer("expert_slots", {i32({2, 5, 1})}, {{"experts", int64_t{4}}, {"capacity", int64_t{3}}}) ==
+        std::vector{i32({2, 5, 1}), i32({2, 4})});
+  CHECK(infer("dispatch", {bf16({2, 5, 8}), i32({2, 5, 1}), f32({2, 5, 1})},
+              {{"experts", int64_t{4}}, {"capacity", int64_t{3}}}) == std::vector{bf16({4, 2, 3, 8})});
   CHECK(infer("layer_norm", {bf16({2, 3, 5}), f32({5})}) == std::vector{bf16({2, 3, 5}), f32({6}), f32({6})});
   CHECK(infer("layer_norm", {bf16({2, 3, 5}), f32({5}), f32({5}), bf16({2, 3, 5})}) ==
         std::vector{bf16({2, 3, 5}), f32({6}), f32({6}), bf16({2, 3, 5})});

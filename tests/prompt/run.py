@@ -36,7 +36,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('gpt_text', 'mlp', 'bert_tiny'):
+        for name in ('gpt_text', 'mlp', 'bert_base'):
             (self.folder / f'{name}.lua').write_text((ROOT / 'recipes' / f'{name}.lua').read_text())
         self.cluster()
 
@@ -547,8 +547,8 @@ return het.train {
         self.assertEqual(json.loads(json_out)['sample'], out[:-1])
 
     def test_a_mask_that_hides_nothing_is_refused(self):
-        self.refused('bert_tiny.lua --text=text.txt --mask=0.00001',
-                     'bert_tiny.lua:29: data.masked.mask_share = 1e-05 hides less than one of the 2048 tokens of a step; '
+        self.refused('bert_base.lua --text=text.txt --mask=0.00001',
+                     'bert_base.lua:38: data.masked.mask_share = 1e-05 hides less than one of the 2048 tokens of a step; '
                      '0.00049 and more work')
 
     def test_a_plan_that_leaves_layers_out_gets_an_error_that_lists_them(self):

@@ -89,7 +89,7 @@ class Recipes(Case):
         self.assertNotIn('tokens', done.stderr)
         result = json.loads(done.stdout.splitlines()[-1])
         self.assertEqual(result['samples_per_s'], result['tokens_per_s'])
-        done = self.hetrun(ROOT / 'recipes' / 'bert_tiny.lua', '--text=text.txt', '--steps=2', '--json', *SMALL)
+        done = self.hetrun(ROOT / 'recipes' / 'bert_base.lua', '--text=text.txt', '--steps=2', '--json', *SMALL)
         self.assertIn('tokens/s', done.stderr)
         result = json.loads(done.stdout.splitlines()[-1])
         self.assertAlmostEqual(result['tokens_per_s'] / result['samples_per_s'], 16, places=6)
@@ -119,7 +119,18 @@ class Recipes(Case):
         self.check('llama_tiny', '--text=text.txt', '--steps=250', '--kv_heads=1', '--microbatch=2', *SMALL)
 
     def test_bert(self):
-        self.check('bert_tiny', '--text=text.txt', '--steps=250', *SMALL)
+        result = self.check('bert_base', '--text=text.txt', '--steps=250', *SMALL)
+        self.assertLess(result['validation_loss'], 3.2)   # a character of 29 at random: 3.4
+
+    def test_bert_with_experts(self):
+        small = ('--text=text.txt', '--experts=2', '--devices=2', *SMALL)
+        for top in (1, 2):
+            result = self.check('bert_moe', *small, '--steps=250', f'--top={top}')
+            self.assertLess(result['validation_loss'], 3.2)
+        recipe = ROOT / 'recipes' / 'bert_moe.lua'
+        alone = self.losses(recipe, *small, '--steps=20')
+        for a, b in zip(alone, self.losses('--workers=2', recipe, *small, '--steps=20', '--parallel'), strict=True):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
 
     def test_gpt2_124m(self):
         """From the weights of a small model in its layout, saved, and gone on with."""

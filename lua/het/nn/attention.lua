@@ -85,6 +85,13 @@ attention.attention = layer.define {
   end,
 }
 
+--- What stands between the two products of a feed-forward layer: "gelu" (by tanh), "gelu_exact", "silu" or "relu".
+function attention.activate(name, x)
+  if name == "gelu" then return op.gelu(x) end
+  if name == "gelu_exact" then return op.gelu(x, { approximate = "none" }) end
+  return op[name](x)
+end
+
 --- nn.mlp { width = , hidden = }
 attention.mlp = layer.define {
   name = "nn.mlp",
@@ -108,11 +115,8 @@ attention.mlp = layer.define {
     }
   end,
   forward = function(self, x)
-    local a, h = self.arguments, self.up(x)
-    if a.activation == "gelu" then h = op.gelu(h)
-    elseif a.activation == "gelu_exact" then h = op.gelu(h, { approximate = "none" })
-    else h = op[a.activation](h) end
-    return self.builder:dropout(self.down(h), a.dropout)
+    local a = self.arguments
+    return self.builder:dropout(self.down(attention.activate(a.activation, self.up(x))), a.dropout)
   end,
 }
 

@@ -19,7 +19,7 @@ local builder = {}
 
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
--- "generate"), `seed`, `rounding` of the weights' copy ("nearest", "stochastic"), and
+-- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), and
 -- `cache` ({ length = } while generating: tokens that keys and values are kept of)
 function builder.new(settings)
   return setmetatable({
@@ -27,6 +27,7 @@ function builder.new(settings)
     precision = settings.precision or "f32",
     mode = settings.mode or "train",
     seed = settings.seed or 0,
+    samples = settings.samples or 1,
     rounding = settings.rounding or "nearest",
     cache = settings.cache,
     values = {},          -- parameters by name, in the compute precision
@@ -153,6 +154,13 @@ function Builder:dropout(x, probability)
   self.drops = (self.drops or 0) + 1
   local stream = stream_of(("%s#%d"):format(self:path(), self.drops))
   return op.dropout(x, self:counter(), { p = probability, seed = self.seed, stream = stream })
+end
+
+--- Train on a loss beside that of the model: its mean over the samples of a step.
+-- @param loss f32[]: its sum over the samples of a micro-batch
+function Builder:add_loss(loss)
+  loss = op.scale(loss, { factor = 1 / self.samples })
+  self.added_loss = self.added_loss and op.add(self.added_loss, loss) or loss
 end
 
 --- Begin the next layer that a plan may place: the embedding, a block, the head.

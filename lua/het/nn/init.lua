@@ -3,9 +3,10 @@ local layer = require "het.nn.layer"
 local suggest = require "het.language.suggest"
 
 local nn = { layer = layer.custom }
-for _, name in ipairs { "basic", "attention", "models", "vision" } do
+local shared = { activate = true, check_heads = true, swiglu_hidden = true }   -- among these modules
+for _, name in ipairs { "basic", "attention", "experts", "models", "vision" } do
   for key, value in pairs(require("het.nn." .. name)) do
-    if not key:match("^check_") and key ~= "swiglu_hidden" then nn[key] = value end
+    if not shared[key] then nn[key] = value end
   end
 end
 

@@ -32,6 +32,7 @@ models.gpt_block = layer.define {
     { "bias", "boolean", "biases in projections and norms", default = true },
     { "dropout", "number", "of both results, while training", default = 0, min = 0, below = 1 },
     { "eps", "number", "of the norms", default = 1e-5, above = 0 },
+    { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
   },
   check = function(a, report) attention.check_heads(a, report, "nn.gpt_block") end,
   pointwise = true,
@@ -43,7 +44,7 @@ models.gpt_block = layer.define {
       { "attention", attention.attention { width = a.width, heads = a.heads, kv_heads = a.kv_heads, bias = a.bias,
         dropout = a.dropout }, residual = true },
       { "mlp_norm", norm() },
-      { "mlp", attention.mlp { width = a.width, hidden = a.hidden, activation = a.activation, bias = a.bias,
+      { "mlp", a.mlp or attention.mlp { width = a.width, hidden = a.hidden, activation = a.activation, bias = a.bias,
         dropout = a.dropout }, residual = true },
     }
   end,
@@ -63,6 +64,7 @@ models.llama_block = layer.define {
     { "hidden", "integer", "features inside the feed-forward layer (default: 8/3 · width)", min = 1 },
     { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
     { "eps", "number", "of the norms", default = 1e-5, above = 0 },
+    { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
   },
   check = function(a, report) attention.check_heads(a, report, "nn.llama_block") end,
   pointwise = true,
@@ -73,7 +75,7 @@ models.llama_block = layer.define {
       { "attention", attention.attention { width = a.width, heads = a.heads, kv_heads = a.kv_heads,
         head_size = a.head_size, bias = false, rotary = a.rotary }, residual = true },
       { "mlp_norm", basic.rms_norm(a.width, { eps = a.eps }) },
-      { "mlp", attention.swiglu { width = a.width, hidden = a.hidden }, residual = true },
+      { "mlp", a.mlp or attention.swiglu { width = a.width, hidden = a.hidden }, residual = true },
     }
   end,
   forward = pre_norm_forward,
@@ -90,6 +92,7 @@ models.bert_block = layer.define {
     { "hidden", "integer", "features inside the feed-forward layer (default: 4 · width)", min = 1 },
     { "dropout", "number", "of both results, while training", default = 0, min = 0, below = 1 },
     { "eps", "number", "of the norms", default = 1e-12, above = 0 },
+    { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
   },
   check = function(a, report) attention.check_heads(a, report, "nn.bert_block") end,
   pointwise = true,
@@ -99,7 +102,8 @@ models.bert_block = layer.define {
       { "attention", attention.attention { width = a.width, heads = a.heads, causal = false,
         dropout = a.dropout } },
       { "attention_norm", basic.layer_norm(a.width, { eps = a.eps }) },
-      { "mlp", attention.mlp { width = a.width, hidden = a.hidden, activation = "gelu_exact", dropout = a.dropout } },
+      { "mlp", a.mlp or attention.mlp { width = a.width, hidden = a.hidden, activation = "gelu_exact",
+        dropout = a.dropout } },
       { "mlp_norm", basic.layer_norm(a.width, { eps = a.eps }) },
     }
   end,
@@ -336,8 +340,12 @@ models.bert = layer.define {
     { "dropout", "number", "of embeddings and of each layer's result, while training", default = 0, min = 0,
       below = 1 },
     { "eps", "number", "of the norms", default = 1e-12, above = 0 },
+    { "block", "function", "function(width, heads, index) that returns a block of your own" },
   },
-  check = function(a, report) attention.check_heads(a, report, "nn.bert") end,
+  check = function(a, report)
+    if not a.block then attention.check_heads(a, report, "nn.bert") end
+    check_blocks(a, report, "nn.bert")
+  end,
   pointwise = false,
   show = model_show,
   flops = function(a) return 6 * a.width * a.vocab end,

@@ -67,7 +67,7 @@ function graphs.loss(b, spec)
   local place
   local function compute()
     local loss = loss_of(b, spec)
-    return loss
+    return b.added_loss and op.add(loss, b.added_loss) or loss
   end
   local ok, result = xpcall(compute, function(problem)
     place = source.place(compute) or b.place or rawget(spec.model, "place")
@@ -81,11 +81,11 @@ function graphs.loss(b, spec)
 end
 
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
--- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`
+-- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step
 -- @treturn table { graph, positions, counter }: whether it has those inputs
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
-    rounding = spec.optimizer.arguments.rounding }
+    samples = spec.samples, rounding = spec.optimizer.arguments.rounding }
   local graph = b.graph
   local loss = graphs.loss(b, spec)
   graph:output("loss", loss)

@@ -35,7 +35,7 @@ end
 function session.spec(a, microbatch, context)
   local inputs, labels = batch_types(a, microbatch, context)
   return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
-           optimizer = a.optimizer }
+           optimizer = a.optimizer, samples = a.batch }
 end
 
 local function program_of(self, made)

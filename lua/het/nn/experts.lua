@@ -1,0 +1,90 @@
+--- Mixtures of experts.
+local attention = require "het.nn.attention"
+local errors = require "het.errors"
+local layer = require "het.nn.layer"
+local op = require "het.op"
+local text = require "het.text"
+
+local experts = {}
+
+local function hidden_of(a) return a.hidden or 4 * a.width end
+
+-- Places that an expert has for the tokens of one sample.
+local function places(a, tokens)
+  return math.min(tokens, math.ceil(a.capacity * a.top * tokens / a.experts))
+end
+
+-- What a token's choices count: of one its probability (Fedus et al. 2021), of more their shares of the sum (Lepikhin
+-- et al. 2020).
+local function weights(a, chosen)
+  if a.top == 1 then return chosen end
+  return op.div(chosen, op.sum(chosen, { dims = { -1 }, keep = true }))
+end
+
+-- experts · Σ f · P of each sample, summed over samples: f is the share of the tokens whose first choice an expert is,
+-- P its mean probability. It is least, 1 a sample, where all experts have equally many.
+local function balance_loss(a, tokens, probabilities, counts)
+  local sum = op.sum(op.mul(op.sum(probabilities, { dims = { 1 } }), op.cast(counts, { dtype = "f32" })))
+  return op.scale(sum, { factor = a.auxiliary * a.experts / (tokens * tokens) })
+end
+
+--- nn.experts { width = , experts = }
+experts.experts = layer.define {
+  name = "nn.experts",
+  sentence = "A mixture of experts in place of nn.mlp (Switch Transformer, Fedus et al. 2021): each token goes to the "
+    .. "`top` feed-forward layers that a gate finds most probable for it. What finds no place there passes by: its "
+    .. "result is 0, to which a block adds its input.",
+  example = "nn.experts { width = 768, experts = 8, top = 2 }",
+  fields = {
+    { "width", "integer", "features in and out", required = true, min = 1 },
+    { "experts", "integer", "feed-forward layers", required = true, min = 1 },
+    { "hidden", "integer", "features inside each (default: 4 · width)", min = 1 },
+    { "top", "integer", "experts of a token", default = 1, min = 1 },
+    { "capacity", "number", "places of an expert in each sample, relative to an equal share of the choices",
+      default = 1.25, above = 0 },
+    { "auxiliary", "number", "weight of the loss that balances the experts, while training", default = 0.01,
+      min = 0 },
+    { "activation", "string", "inside", default = "gelu", choices = { "gelu", "gelu_exact", "silu", "relu" } },
+    { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
+  },
+  check = function(a, report)
+    if a.top > a.experts then
+      report("top", ("nn.experts.top = %d is more than experts = %d"):format(a.top, a.experts))
+    end
+  end,
+  show = function(a)
+    return ("%d → %d, %s, top %d of %d"):format(a.width, hidden_of(a), a.activation, a.top, a.experts)
+  end,
+  -- Of the experts that a token goes to.
+  flops = function(a) return 12 * a.top * a.width * hidden_of(a) end,
+  parameters = function(a)
+    return {
+      { "gate", { a.experts, a.width }, full = true },
+      { "up", { a.experts, hidden_of(a), a.width } },
+      { "down", { a.experts, a.width, hidden_of(a) }, projection = true },
+    }
+  end,
+  forward = function(self, x)
+    local a, b = self.arguments, self.builder
+    if #x.shape ~= 3 or x.shape[3] ~= a.width then
+      errors.usage("nn.experts: x has the shape %s; [samples, tokens, %d] is needed", text.shape(x.shape), a.width)
+    end
+    local samples, tokens = x.shape[1], x.shape[2]
+    local capacity = places(a, tokens)
+    local exact = x.dtype == "f32" and x or op.cast(x, { dtype = "f32" })
+    local probabilities = op.softmax((op.linear(exact, self.gate)))
+    local chosen, expert = op.top_k(probabilities, { k = a.top })
+    local slot, counts = op.expert_slots(expert, { experts = a.experts, capacity = capacity })
+    if b.mode == "train" and a.auxiliary > 0 then
+      b:add_loss(balance_loss(a, tokens, probabilities, counts))
+    end
+    local y = op.dispatch(x, slot, { experts = a.experts, capacity = capacity })
+    y = op.reshape(y, { shape = { a.experts, samples * capacity, a.width } })
+    local h = attention.activate(a.activation, op.matmul(y, self.up, { transpose_b = true }))
+    y = op.matmul(h, self.down, { transpose_b = true })
+    y = op.reshape(y, { shape = { a.experts, samples, capacity, a.width } })
+    return b:dropout(op.combine(y, slot, weights(a, chosen)), a.dropout)
+  end,
+}
+
+return experts
