@@ -80,8 +80,8 @@ Json answer_of(const Graph& graph, const Asked& asked) {
   Json::array_t problems;
   for (const DeviceShare& device : report.devices)
     if (device.memory_bytes > device.limit_bytes && problems.size() < 4)
-      problems.push_back(fmt::format("{} ({}) lacks {}: its part needs {}, it has {}", device.device, device.type,
-                                     show_bytes(device.memory_bytes - device.limit_bytes),
+      problems.push_back(fmt::format("{} ({}) lacks {}: its part needs {}, it has {}", device.device,
+                                     device.type, show_bytes(device.memory_bytes - device.limit_bytes),
                                      show_bytes(device.memory_bytes), show_bytes(device.limit_bytes)));
   const Plan plan = planner::hap::to_plan(request, answer.best.program, static_cast<int>(graph.layers.size()),
                                           asked.microbatch);
@@ -94,7 +94,8 @@ Json answer_of(const Graph& graph, const Asked& asked) {
   return result;
 }
 
-// graph of a micro-batch, {cluster, microbatch, microbatches, baselines}: a planning, as native.plan gives one.
+// graph of a micro-batch, {cluster, microbatch, microbatches, baselines}: a planning, as native.plan gives
+// one.
 int begin_synthesis(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);
   graph->finished = true;
@@ -109,7 +110,8 @@ int begin_synthesis(lua_State* L) {
   asked.microbatches = std::max(1, field<int>(L, 2, "microbatches").value_or(1));
   asked.baselines = field<bool>(L, 2, "baselines").value_or(false);
   auto planning = std::make_shared<Planning>();
-  planning->answer = std::async(std::launch::async, [graph = graph->graph, asked] { return answer_of(graph, asked); });
+  planning->answer =
+      std::async(std::launch::async, [graph = graph->graph, asked] { return answer_of(graph, asked); });
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 

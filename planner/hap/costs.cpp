@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
@@ -203,6 +204,11 @@ void ShardingCosts::forget(const MaybeShares& shares) {
   known_ = true;
 }
 
+void ShardingCosts::set_range(PartRange range) {
+  range_ = range;
+  known_ = false;
+}
+
 Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   forget(shares);
   const auto [entry, fresh] = node_table_.emplace(std::pair{class_of(n), way}, 0);
@@ -225,7 +231,15 @@ Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares)
   const bool decomposed =
       way.rule >= 0 && node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;
   if (decomposed && shares) return ticks_of(decomposed_seconds(n, way, *shares));
-  if (work.is_cut && !shares) return ticks_of(balanced_seconds(group_, work, work.half));
+  if (work.is_cut && !shares) {
+    // Whichever device has the largest part, it is none faster than the fastest.
+    double largest = std::numeric_limits<double>::infinity();
+    for (const Device& device : group_.devices())
+      largest = std::min(largest, std::max(work.flops * range_.least / rate(device, work),
+                                           (work.whole_bytes + work.cut_bytes * range_.least) /
+                                               device.memory_bytes_per_second));
+    return ticks_of(std::max(largest, balanced_seconds(group_, work, work.half)));
+  }
   double slowest = 0;
   const std::vector<double> parts =
       work.is_cut ? fractions(way.axis, *shares) : std::vector<double>(static_cast<size_t>(group_.size()), 1);
@@ -312,12 +326,15 @@ Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId 
   if (from == kPartial && to == kReplicated)
     return ticks_of(group_.seconds(CollectiveKind::all_reduce, {bytes}));
   if (from == kPartial)
-    return ticks_of(shares ? group_.seconds(CollectiveKind::reduce_scatter, blocks(to))
-                           : group_.least_seconds(CollectiveKind::reduce_scatter, bytes));
+    return ticks_of(
+        shares ? group_.seconds(CollectiveKind::reduce_scatter, blocks(to))
+               : group_.least_seconds(CollectiveKind::reduce_scatter, bytes, range_.least, range_.most));
   if (to == kReplicated || placements[from].dim == placements[to].dim)
-    return ticks_of(shares ? group_.seconds(CollectiveKind::all_gather, blocks(from))
-                           : group_.least_seconds(CollectiveKind::all_gather, bytes));
-  if (!shares) return ticks_of(group_.least_seconds(CollectiveKind::all_to_all, bytes));
+    return ticks_of(shares
+                        ? group_.seconds(CollectiveKind::all_gather, blocks(from))
+                        : group_.least_seconds(CollectiveKind::all_gather, bytes, range_.least, range_.most));
+  if (!shares)
+    return ticks_of(group_.least_seconds(CollectiveKind::all_to_all, bytes, range_.least, range_.most));
   const std::vector<double> have = fractions(placements[from].axis, *shares),
                             need = fractions(placements[to].axis, *shares);
   std::vector<double> counts;

@@ -21,8 +21,13 @@ inline constexpr Ticks kNever = std::numeric_limits<Ticks>::max() / 4;
 Ticks ticks_of(double seconds);
 double seconds_of(Ticks ticks);
 
-// Which parts every device gets, or the least that any shares give it: a lower bound for all shares.
+// Which parts every device gets; none: whichever cost least, one by one, where the largest part of a device
+// is in ShardingCosts::range(). That is a lower bound for all such shares.
 using MaybeShares = std::optional<Shares>;
+struct PartRange {
+  double least = 0, most = 1;
+  bool operator==(const PartRange&) const = default;
+};
 
 // What devices do of one node in one way, all of it and the part that shares cut, for linear programs.
 struct Work {
@@ -40,6 +45,9 @@ class ShardingCosts {
   const PlacementTable& table() const { return table_; }
   const DeviceGroup& group() const { return group_; }
   int microbatches() const { return microbatches_; }
+
+  const PartRange& range() const { return range_; }
+  void set_range(PartRange range);
 
   // Nodes of one class have equal costs, and equal ways in equal order. Way 0 is the replicated one, way w
   // table.shardings(node)[w - 1].
@@ -80,6 +88,7 @@ class ShardingCosts {
   const Graph& graph_;
   const DeviceGroup& group_;
   int microbatches_;
+  PartRange range_;
   std::vector<int> node_classes_, value_classes_;
   std::vector<bool> of_state_;  // values: from state alone, made once a step
   std::vector<bool> joined_;    // values: between two elementwise nodes that run as one

@@ -171,27 +171,52 @@ std::vector<std::vector<double>> DeviceGroup::gather_rows() const {
   return rows;
 }
 
-double DeviceGroup::least_seconds(CollectiveKind kind, double bytes) const {
+double DeviceGroup::least_seconds(CollectiveKind kind, double bytes, double least, double most) const {
   if (size() == 1) return 0;
-  const std::vector<double> even(static_cast<size_t>(size()), bytes / size());
+  const double even = 1.0 / size();
+  least = std::max(least, even);
+  most = std::max(most, least);
+  double fastest = 0, latency = 0;
+  for (int from = 0; from < size(); ++from)
+    for (int to = 0; to < size(); ++to) {
+      if (from == to) continue;
+      fastest = std::max(fastest, link(from, to).bytes_per_second);
+      latency = std::max(latency, link(from, to).latency_seconds);
+    }
   switch (kind) {
     case CollectiveKind::all_reduce: return seconds(kind, {bytes});
     case CollectiveKind::all_gather:
     case CollectiveKind::reduce_scatter: {
-      if (!mesh_)  // a padded block is at least the even one; a broadcast leaves out at most that
-        return std::min(padded_seconds(even), grouped_seconds(even));
-      // One rank has at most an even part, and gets the rest over links at most as fast as the fastest.
-      double fastest = 0, latency = 0;
-      for (const Link& each : links_) {
-        fastest = std::max(fastest, each.bytes_per_second);
-        latency = std::max(latency, each.latency_seconds);
-      }
-      return latency + (bytes - bytes / size()) / fastest;
+      // Padded blocks are as long as the largest; broadcasts leave out the smallest, which is at most an even
+      // one.
+      if (!mesh_)
+        return std::min(
+            (size() - 1) * slowest_.seconds(bytes * least),
+            (2 * size() - 1) * slowest_.latency_seconds + bytes * (1 - even) / slowest_.bytes_per_second);
+      // The largest is sent to all others; some rank has at most an even part, and gets the rest.
+      return latency + std::max((size() - 1) * least, 1 - even) * bytes / fastest;
     }
-    default: {  // blocks may stay where they are, all but one latency
-      double latency = 0;
-      for (const Link& each : links_) latency = std::max(latency, each.latency_seconds);
-      return latency;
+    default: {
+      // A device with the part p sends p (1 - p) of all to others, and a host with the part P shares one
+      // network interface for P (1 - P). Both are least at an end of the range.
+      const auto sent = [](double low, double high) { return std::min(low * (1 - low), high * (1 - high)); };
+      double seconds = sent(least, std::min(most, 1.0)) * bytes / fastest;
+      std::map<std::pair<int, int>, int> hosts;
+      int largest = 0;
+      for (const Device& device : devices_) largest = std::max(largest, ++hosts[{device.node, device.host}]);
+      if (!mesh_ && hosts.size() > 1) {
+        double between = 0;
+        for (int from = 0; from < size(); ++from)
+          for (int to = 0; to < size(); ++to) {
+            const Device &a = devices_[static_cast<size_t>(from)], &b = devices_[static_cast<size_t>(to)];
+            if (a.node != b.node || a.host != b.host)
+              between = std::max(between, link(from, to).bytes_per_second);
+          }
+        const double low = std::max(least, 1.0 / static_cast<double>(hosts.size()));
+        seconds =
+            std::max(seconds, sent(low, std::max(low, std::min(1.0, most * largest))) * bytes / between);
+      }
+      return latency + seconds;
     }
   }
 }

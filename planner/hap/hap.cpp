@@ -1,6 +1,7 @@
 #include "planner/hap/hap.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "core/base/elapsed.h"
@@ -47,10 +48,16 @@ class Synthesis {
   ShardingCosts& costs() { return costs_; }
   int searches() const { return searches_; }
 
+  // A thousandth of the least work is left to the search: states that are nearly alike are one.
+  static SearchOptions tolerant(SearchOptions options = {}) {
+    options.tolerance = 1e-3;
+    return options;
+  }
+
   // nullopt: no program, or none that can be run.
   std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
     ++searches_;
-    const SearchResult found = search(costs_, shares, options);
+    const SearchResult found = search(costs_, shares, tolerant(options));
     if (!found.found) return std::nullopt;
     bound_ = found.bound;
     return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)), found.states);
@@ -86,6 +93,24 @@ class Synthesis {
     return best;
   }
   Ticks bound_of_best() const { return best_bound_; }
+
+  // No program costs less, whatever its shares: the least bound over ranges of the largest part.
+  Ticks bound_for_all(Ticks known) {
+    Ticks bound = kNever;
+    const double even = 1.0 / costs_.group().size();
+    double low = even;
+    for (const double factor : {1.25, 1.6, 2.5, 5.0, std::numeric_limits<double>::infinity()}) {
+      const double high = std::min(1.0, even * factor);
+      if (low >= high) continue;
+      costs_.set_range({low, high});
+      low = high;
+      SearchOptions options = tolerant();
+      options.limit = known;
+      ++searches_;
+      bound = std::min(bound, search(costs_, std::nullopt, options).bound);
+    }
+    return bound;
+  }
 
  private:
   const Request& request_;
@@ -169,8 +194,9 @@ Answer synthesise(const Request& request) {
     answer.best = std::move(found);
     answer.bound_for_shares = synthesis.bound_of_best();
   }
-  answer.bound = std::min(search(synthesis.costs(), std::nullopt).bound, answer.best.cost);
-  answer.searches = synthesis.searches() + 1;
+  answer.bound = std::min(synthesis.bound_for_all(answer.best.cost), answer.best.cost);
+  answer.bound_for_shares = std::max(answer.bound_for_shares, answer.bound);
+  answer.searches = synthesis.searches();
   answer.search_seconds = steady_seconds() - begin;
   return answer;
 }

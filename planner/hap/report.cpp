@@ -58,7 +58,8 @@ class Lister {
       const Node& node = graph_.nodes[n];
       const auto id = static_cast<NodeId>(n);
       for (const ValueId input : node.inputs)
-        if (input != kAbsent && is_state(graph_.values[static_cast<size_t>(input)])) add_exchanges(of_value, input);
+        if (input != kAbsent && is_state(graph_.values[static_cast<size_t>(input)]))
+          add_exchanges(of_value, input);
       if (!node.op->any_placement) {
         const int way = costs_.way_number(id, program_.nodes[n]);
         Instruction instruction;
@@ -77,7 +78,8 @@ class Lister {
 
  private:
   void add(Instruction instruction) {
-    const auto key = std::tuple(instruction.name, instruction.rule, instruction.phase, instruction.is_exchange);
+    const auto key =
+        std::tuple(instruction.name, instruction.rule, instruction.phase, instruction.is_exchange);
     const auto [known, fresh] = places_.emplace(key, list_.size());
     if (fresh) {
       list_.push_back(std::move(instruction));
@@ -100,15 +102,17 @@ class Lister {
       needs[static_cast<size_t>(conversion->phase)] |= form(conversion->to);
       const Ticks all = ValueCosts(costs_, program_.shares, id).cost(from, needs);
       Instruction instruction;
-      instruction.name = value.name.empty() && value.producer >= 0
-                             ? pattern_of(name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)])) +
-                                   (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1))
-                             : pattern_of(value.name);
-      instruction.rule = fmt::format("{}: {} -> {}", collective(id, from, conversion->to), show(table_, id, from),
-                                     show(table_, id, conversion->to));
+      instruction.name =
+          value.name.empty() && value.producer >= 0
+              ? pattern_of(name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)])) +
+                    (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1))
+              : pattern_of(value.name);
+      instruction.rule = fmt::format("{}: {} -> {}", collective(id, from, conversion->to),
+                                     show(table_, id, from), show(table_, id, conversion->to));
       instruction.phase = conversion->phase;
       instruction.count = 1;
-      instruction.bytes = from == kReplicated || value.role == Role::input ? 0 : static_cast<double>(value.type.bytes());
+      instruction.bytes =
+          from == kReplicated || value.role == Role::input ? 0 : static_cast<double>(value.type.bytes());
       instruction.seconds = value.role == Role::input ? 0 : seconds_of(all - paid);
       instruction.is_exchange = true;
       paid = all;
@@ -126,7 +130,8 @@ class Lister {
     for (int part = 0; part < group_.size(); ++part)
       counts.push_back(static_cast<double>(table_.slice(id, from, program_.shares, part).elements() *
                                            bytes_of(graph_.type(id).dtype)));
-    return group_.gather_of(counts) == Gather::padded ? "all_gather (padded)" : "all_gather (grouped broadcast)";
+    return group_.gather_of(counts) == Gather::padded ? "all_gather (padded)"
+                                                      : "all_gather (grouped broadcast)";
   }
 
   const PlacementTable& table_;
@@ -162,12 +167,13 @@ std::vector<double> memory_of(const Request& request, const ShardingProgram& pro
   for (size_t i = 0; i < graph.values.size(); ++i) {
     const auto id = static_cast<ValueId>(i);
     const Value& value = graph.values[i];
-    const bool view = value.producer >= 0 && graph.nodes[static_cast<size_t>(value.producer)].op->view != nullptr;
+    const bool view =
+        value.producer >= 0 && graph.nodes[static_cast<size_t>(value.producer)].op->view != nullptr;
     if (!(is_state(value) || (kept[i] && !view))) continue;
     const PlacementId lies = program.values[i];
     for (int part = 0; part < request.group->size(); ++part)
-      bytes[static_cast<size_t>(part)] += static_cast<double>(table.slice(id, lies, program.shares, part).elements() *
-                                                              bytes_of(value.type.dtype));
+      bytes[static_cast<size_t>(part)] += static_cast<double>(
+          table.slice(id, lies, program.shares, part).elements() * bytes_of(value.type.dtype));
   }
   return bytes;
 }
@@ -182,7 +188,8 @@ Report report_of(const Request& request, const Answer& answer, bool with_baselin
     const auto at = static_cast<size_t>(d);
     const Device& device = request.group->devices()[at];
     report.devices.push_back({device.name, device.type, program.shares[at],
-                              static_cast<double>(program.shares[at]) / all, memory[at], device.memory_bytes});
+                              static_cast<double>(program.shares[at]) / all, memory[at],
+                              device.memory_bytes});
   }
   report.instructions = Lister(request, program).run();
   report.seconds = seconds_of(answer.best.cost);
@@ -193,7 +200,8 @@ Report report_of(const Request& request, const Answer& answer, bool with_baselin
   report.searches = answer.searches;
   std::set<std::string> whole;
   for (const Node& node : request.table->graph().nodes)
-    if (node.op->sharding.empty() && !node.op->any_placement && !node.op->collective) whole.insert(std::string(node.op->name));
+    if (node.op->sharding.empty() && !node.op->any_placement && !node.op->collective)
+      whole.insert(std::string(node.op->name));
   report.whole.assign(whole.begin(), whole.end());
   for (const Baseline each : kBaselines) {
     if (!with_baselines) break;
@@ -210,14 +218,16 @@ Report report_of(const Request& request, const Answer& answer, bool with_baselin
 }
 
 std::string to_text(const Report& report) {
-  std::string text = fmt::format("a step takes {}: {} of computing, {} of communication\n", show_seconds(report.seconds),
-                                 show_seconds(report.compute_seconds), show_seconds(report.communication_seconds));
-  text += fmt::format("no program takes less than {}, whatever the shares (gap {:.1f} %); {} searches in {}\n",
-                      show_seconds(report.bound_seconds), 100 * report.gap(), report.searches,
-                      show_seconds(report.search_seconds));
+  std::string text =
+      fmt::format("a step takes {}: {} of computing, {} of communication\n", show_seconds(report.seconds),
+                  show_seconds(report.compute_seconds), show_seconds(report.communication_seconds));
+  text +=
+      fmt::format("no program takes less than {}, whatever the shares (gap {:.1f} %); {} searches in {}\n",
+                  show_seconds(report.bound_seconds), 100 * report.gap(), report.searches,
+                  show_seconds(report.search_seconds));
   for (const Compared& other : report.baselines)
-    text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times\n", other.name, show_seconds(other.seconds),
-                                      other.seconds / report.seconds)
+    text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times\n", other.name,
+                                      show_seconds(other.seconds), other.seconds / report.seconds)
                         : fmt::format("  {:<30} {}\n", other.name, other.problem);
   text += "devices:\n";
   for (size_t d = 0; d < report.devices.size();) {
@@ -226,9 +236,11 @@ std::string to_text(const Report& report) {
            report.devices[end].share == report.devices[d].share)
       ++end;
     const DeviceShare& device = report.devices[d];
-    text += fmt::format("  {:<24} {:<12} {:>5.1f} % each  {} of {}\n",
-                        end - d == 1 ? device.device : fmt::format("{} ... {}", device.device, report.devices[end - 1].device),
-                        device.type, 100 * device.part, show_bytes(device.memory_bytes), show_bytes(device.limit_bytes));
+    text += fmt::format(
+        "  {:<24} {:<12} {:>5.1f} % each  {} of {}\n",
+        end - d == 1 ? device.device
+                     : fmt::format("{} ... {}", device.device, report.devices[end - 1].device),
+        device.type, 100 * device.part, show_bytes(device.memory_bytes), show_bytes(device.limit_bytes));
     d = end;
   }
   for (const std::string& op : report.whole)
@@ -242,8 +254,8 @@ std::string to_text(const Report& report) {
       if (phase != each) text += fmt::format(" {}\n", name_of(each));
       phase = each;
       const std::string times = instruction.count > 1 ? fmt::format(" x{}", instruction.count) : "";
-      text += fmt::format("  {} {}{}: {}{}  {}\n", instruction.is_exchange ? "->" : "  ", instruction.name, times,
-                          instruction.rule,
+      text += fmt::format("  {} {}{}: {}{}  {}\n", instruction.is_exchange ? "->" : "  ", instruction.name,
+                          times, instruction.rule,
                           instruction.bytes > 0 ? fmt::format(", {}", show_bytes(instruction.bytes)) : "",
                           show_seconds(instruction.seconds));
     }

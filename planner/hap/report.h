@@ -10,8 +10,8 @@ namespace het::planner::hap {
 
 // Nodes or exchanges that are alike but for the number of their layer.
 struct Instruction {
-  std::string name;    // "blocks.*.mlp.up linear", or the value that is exchanged
-  std::string rule;    // "x dim 0 -> y dim 0"; of an exchange "all_gather padded: dim 0 -> whole"
+  std::string name;  // "blocks.*.mlp.up linear", or the value that is exchanged
+  std::string rule;  // "x dim 0 -> y dim 0"; of an exchange "all_gather padded: dim 0 -> whole"
   Phase phase = Phase::forward;
   int count = 0;       // in a step, times micro-batches left out
   double bytes = 0;    // of one, on all devices together; 0: no exchange

@@ -97,9 +97,10 @@ class Frontier {
     origins_.push_back(origin);
   }
 
-  // Keeps the states that are not dominated, at most so many, the cheapest first. Returns the cost of the
-  // cheapest that was dropped for their number alone; kNever: there is none.
-  Ticks reduce(const std::vector<SlotContext>& contexts, size_t most) {
+  // Keeps the states that are not dominated, at most so many, the cheapest first; what goes on may then cost
+  // up to `slack` more than it could. Returns the cost of the cheapest that was dropped for their number
+  // alone; kNever: there is none.
+  Ticks reduce(const std::vector<SlotContext>& contexts, size_t most, Ticks slack = 0) {
     std::vector<size_t> order(size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -109,7 +110,7 @@ class Frontier {
     Ticks dropped = kNever;
     std::vector<size_t> kept;
     for (const size_t i : order) {
-      if (is_dominated(i, kept, contexts)) continue;
+      if (is_dominated(i, kept, contexts, slack)) continue;
       if (kept.size() == most) {
         dropped = costs_[i];
         break;
@@ -151,16 +152,16 @@ class Frontier {
   }
 
   // By one that is kept. Few are looked at: cheap states dominate most.
-  bool is_dominated(size_t i, const std::vector<size_t>& kept,
-                    const std::vector<SlotContext>& contexts) const {
+  bool is_dominated(size_t i, const std::vector<size_t>& kept, const std::vector<SlotContext>& contexts,
+                    Ticks slack) const {
     constexpr size_t kMostCompared = 256;
     for (size_t k = 0; k < std::min(kept.size(), kMostCompared); ++k)
-      if (dominates(kept[k], i, contexts)) return true;
+      if (dominates(kept[k], i, contexts, slack)) return true;
     return false;
   }
 
-  bool dominates(size_t a, size_t b, const std::vector<SlotContext>& contexts) const {
-    const Ticks ahead = costs_[b] - costs_[a];
+  bool dominates(size_t a, size_t b, const std::vector<SlotContext>& contexts, Ticks slack) const {
+    const Ticks ahead = costs_[b] - costs_[a] + slack;
     const Slot *own = state(a), *other = state(b);
     Ticks paid = 0;
     for (size_t i = 0; i < slots_; ++i) {
@@ -351,12 +352,21 @@ class Search {
   SearchResult run() {
     find_users();
     make_units();
+    // Each group takes part in at most one join more than there are groups, and in one step of the search.
+    Ticks least = 0;
+    for (const Unit& unit : units_) least = std::min(kNever, least + unit.table->least());
+    slack_ = static_cast<Ticks>(options_.tolerance * static_cast<double>(least)) /
+             (2 * static_cast<Ticks>(std::max<size_t>(units_.size(), 1)));
     join_units();
     std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.first < b.first; });
     assign_slots();
     const size_t count = units_.size();
     std::vector<Ticks> to_come(count + 1, 0);  // the heuristic
     for (size_t u = count; u-- > 0;) to_come[u] = std::min(kNever, to_come[u + 1] + units_[u].table->least());
+    if (to_come[0] > options_.limit) {
+      result_.bound = options_.limit;
+      return std::move(result_);
+    }
     Ticks dropped = is_truncated_ ? to_come[0] : kNever;
     Frontier level(static_cast<size_t>(slots_));
     level.add(State(static_cast<size_t>(slots_)), 0, {});
@@ -371,8 +381,8 @@ class Search {
         result_.repeated += static_cast<int>(period);
         continue;
       }
-      Frontier next = expand(u, level, to_come[u + 1]);
-      const Ticks cheapest = next.reduce(contexts_after(u), options_.most_states);
+      Frontier next = expand(u, level);
+      const Ticks cheapest = next.reduce(contexts_after(u), options_.most_states, slack_);
       if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
       origins_[u] = std::make_shared<std::vector<Origin>>(next.origins());
       level = std::move(next);
@@ -593,7 +603,7 @@ class Search {
         ++result_.states;
         both.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(k)});
       }
-    both.reduce(contexts, std::numeric_limits<size_t>::max());
+    both.reduce(contexts, std::numeric_limits<size_t>::max(), slack_);
     Table table;
     for (size_t i = 0; i < both.size(); ++i)
       table.entries.push_back({both.cost(i),
@@ -672,7 +682,7 @@ class Search {
     contexts_.assign(static_cast<size_t>(slots_), {});
   }
 
-  Frontier expand(size_t u, const Frontier& before, Ticks to_come) {
+  Frontier expand(size_t u, const Frontier& before) {
     const Unit& unit = units_[u];
     Frontier next(static_cast<size_t>(slots_));
     State state;
@@ -680,7 +690,6 @@ class Search {
       for (size_t e = 0; e < unit.table->entries.size(); ++e) {
         const Entry& entry = unit.table->entries[e];
         Ticks cost = before.cost(i) + entry.cost;
-        if (options_.limit < kNever && cost + to_come > options_.limit) break;  // later entries cost no less
         state.assign(before.state(i), before.state(i) + slots_);
         for (size_t o = 0; o < unit.outer.size() && cost < kNever; ++o) {
           const Outer& outer = outer_[u][o];
@@ -694,7 +703,7 @@ class Search {
             forget(slot, outer.left);
           }
         }
-        if (cost >= kNever || (options_.limit < kNever && cost + to_come > options_.limit)) continue;
+        if (cost >= kNever) continue;
         ++result_.states;
         next.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(e)});
       }
@@ -721,7 +730,7 @@ class Search {
   // The units after which all is as it is now, but for a constant (added_) in the costs: those of a layer
   // that was decided before, when the units to come decide alike. 0: there are none.
   size_t repeats(size_t u, const Frontier& level) {
-    if (u == 0 || units_[u].layer == units_[u - 1].layer || options_.limit < kNever) return 0;
+    if (u == 0 || units_[u].layer == units_[u - 1].layer) return 0;
     size_t period = 0;
     for (auto known = boundaries_.rbegin(); known != boundaries_.rend() && period == 0; ++known) {
       if (!are_alike(known->unit, u) || !level.is_like(known->states)) continue;
@@ -749,11 +758,11 @@ class Search {
     const Graph& graph = costs_.table().graph();
     result_.state.assign(graph.values.size(), kReplicated);
     result_.ways.assign(graph.nodes.size(), 0);
-    result_.bound = std::min(dropped, options_.limit);
+    result_.bound = dropped;
     if (level.size() == 0) return std::move(result_);
     result_.found = true;
     result_.cost = level.cost(0);
-    result_.bound = std::min(dropped, result_.cost);
+    result_.bound = std::min(dropped, result_.cost - 2 * static_cast<Ticks>(groups_.list.size()) * slack_);
     size_t at = 0;
     for (size_t u = units_.size(); u-- > 0;) {
       const Origin origin = (*origins_[u])[at];
@@ -815,7 +824,7 @@ class Search {
   SearchResult result_;
   bool is_truncated_ = false;  // states of a table were dropped for their number
   int slots_ = 0, kinds_ = 0;
-  Ticks added_ = 0;
+  Ticks added_ = 0, slack_ = 0;
   std::vector<std::vector<Use>> users_;  // of values, by group
   std::vector<int> unit_of_;             // of groups
   std::vector<Unit> units_;

@@ -1,18 +1,18 @@
 // The cheapest sharding program of a graph for given shares: how state lies, and in which way each node runs.
 //
 // The choices of a program meet in values: a node needs its operands in some placement, another made them in
-// one, and what differs is converted. Nodes are decided one after the other, those of the forward pass in
-// order and each beside the nodes of the backward pass and of the update that use the same values. So few
-// values lie between what is decided and what is not: of a chain of layers an activation and its gradient. A
-// state of the search says of each such value how it is made, if that is decided, and which placements of it
-// are paid for. Of two states that agree in what is made, one that costs less even when it pays for all that
-// the other has dominates the other, which is dropped.
+// one, and what differs is converted. Each node of the forward pass is decided together with the nodes of the
+// backward pass and of the update that use the same values: a group. A table lists all that can be decided in
+// a group as far as other groups see it: how the values that it shares with them are made, which placements
+// of these it needs, and what that costs. Tables of groups of a layer that share values are joined as long as
+// they stay small; then the search goes from layer to layer. Groups, joins and layers that are alike are
+// decided once.
 //
-// All programs decide all nodes, so states are compared at the same step and no queue is needed: the search
-// is A* by steps. A state is dropped when its cost and the least cost of the nodes to come (each in its
-// cheapest way: the admissible heuristic) exceed the cost of a known program. Where layers repeat, states at
-// the same place of two layers become equal but for a constant; then the decisions of the layer before are
-// those of all that follow, and nothing is searched again.
+// Of two states that decide the same nodes, one that costs less even when it pays for all that the other has
+// dominates the other, which is dropped. All programs decide all nodes, so no queue is needed: this is A* by
+// steps. Its heuristic, the least entry of each table to come, bounds what was dropped for want of room, and
+// ends a search that cannot beat a known program. Where layers repeat, states at the same place of two layers
+// become equal but for a constant; then the decisions of the layer before are those of all that follow.
 #pragma once
 
 #include <functional>
@@ -28,8 +28,10 @@ struct SearchOptions {
   // States kept after each group, and inside of one, the cheapest. What is dropped for this alone lowers the
   // bound.
   size_t most_states = 20000;
-  // The cost of a known program: states from which all programs cost more are dropped. Then layers that
-  // repeat are searched one by one.
+  // Of the least cost of all nodes: by so much the program may cost more than the cheapest one; the bound
+  // says it. States that are nearly alike are then one.
+  double tolerance = 0;
+  // The cost of a known program: where the heuristic exceeds it, nothing is searched, and it is the bound.
   Ticks limit = kNever;
 };
 
