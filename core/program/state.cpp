@@ -126,6 +126,13 @@ Tensor StateStore::read(const std::string& name) const {
   return result;
 }
 
+Tensor StateStore::view(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end() || device_->has_own_memory()) return read(name);
+  const auto& [type, memory] = std::tie(found->second.type, found->second.memory);
+  return Tensor(std::make_shared<Buffer>(memory->address(), type.bytes(), memory), Layout::contiguous(type));
+}
+
 int64_t StateStore::bytes() const {
   int64_t total = 0;
   for (const auto& [name, entry] : entries_) total += entry.type.bytes();
@@ -187,6 +194,24 @@ void StateStore::install(const std::string& name, const std::optional<TensorSlic
   device_->copy_in(entry.memory->address(), part.bytes(), part.type().bytes());
   replaced_ += entries_.count(name);
   entries_.insert_or_assign(name, std::move(entry));
+  touch();
+}
+
+StateStore::Spare StateStore::make_spare(const std::string& name, const TensorSlice& slice, bool trained,
+                                         DType dtype) const {
+  const TensorType type{dtype, slice.shape()};
+  if (device_->has_own_memory()) return {name, slice, trained, Tensor(type), nullptr};
+  const std::shared_ptr<Memory> memory = device_->allocate(type.bytes());
+  Tensor part(std::make_shared<Buffer>(memory->address(), type.bytes(), memory), Layout::contiguous(type));
+  return {name, slice, trained, std::move(part), memory};
+}
+
+void StateStore::install(const Spare& spare) {
+  const auto slice = spare.slice.is_whole() ? std::nullopt : std::optional<TensorSlice>(spare.slice);
+  if (spare.memory == nullptr) return install(spare.name, slice, spare.trained, spare.part);
+  device_->wait_for_transfers();
+  replaced_ += entries_.count(spare.name);
+  entries_.insert_or_assign(spare.name, Entry{spare.part.type(), spare.memory, spare.trained, slice, {}});
   touch();
 }
 

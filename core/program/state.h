@@ -78,6 +78,9 @@ class StateStore {
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
   Tensor read(const std::string& name) const;  // a copy on the host
+  // The same without a copy where the device computes in the host's memory: not to be written to, and of no
+  // use when a program has run meanwhile.
+  Tensor view(const std::string& name) const;
   int64_t bytes() const;
   // All of it as it is now, copied beside what the device does next; steps that executors run meanwhile come
   // to their update when it is done. The memory is used again once nothing holds the copy any more.
@@ -108,13 +111,20 @@ class StateStore {
   // The entry is replaced, or made: the packed elements of a slice, none: of the whole.
   void install(const std::string& name, const std::optional<TensorSlice>& slice, bool trained,
                const Tensor& part);
-  // What came for a layout that was not reached, kept beside the entries until the next one is.
+  // A part of a tensor beside the entries.
   struct Spare {
     std::string name;
     TensorSlice slice;
     bool trained = false;
     Tensor part;
+    std::shared_ptr<Memory> memory;  // of the device, where `part` lies in it
   };
+  // One whose elements are to be written.
+  Spare make_spare(const std::string& name, const TensorSlice& slice, bool trained, DType dtype) const;
+  // The entry is replaced, or made: by the spare's memory where that is the device's, else by a copy. What
+  // else holds the spare's tensor shares its memory with the entry.
+  void install(const Spare& spare);
+  // What came for a layout that was not reached, kept beside the entries until the next one is.
   void keep_spare(Spare spare) { spares_.push_back(std::move(spare)); }
   void drop_spares() { spares_.clear(); }
   void clear();  // drops everything

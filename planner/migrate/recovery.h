@@ -18,7 +18,7 @@
 namespace het::planner {
 
 struct RecoveryOptions {
-  int64_t round_bytes = 256 << 20;  // that a rank takes in one round, at most; a larger tensor is one alone
+  int64_t round_bytes = 64 << 20;  // that a rank takes in one round, at most; a larger tensor is one alone
   int64_t newest_step = 0;          // that was decided: what comes after a version's step is trained again
   double step_seconds = 0;          // in the plan before; 0: unknown, and the newest whole version is chosen
   // Of the link between two members, above 0; infinite: it takes no time; absent: 1 GB/s each.
