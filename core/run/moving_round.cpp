@@ -292,7 +292,7 @@ void MovingRound::check(const Stream& stream, int peer, const std::vector<const 
     const SliceMove& move = *receipts[i]->move;
     if (stream.seals[2 * i] == 0) {
       unsound_.push_back(move.tensor);  // the sender says why
-    } else if (stream.seals[2 * i + 1] != receipts[i]->checksum) {
+    } else if (stream.seals[2 * i] != 1 || stream.seals[2 * i + 1] != receipts[i]->checksum) {
       lose(move, fmt::format("rank {} received other bytes of '{}' {} than rank {} sent",
                              common_.group.rank(), move.tensor, to_string(move.slice), peer));
     }

@@ -11,6 +11,8 @@
 namespace het {
 namespace {
 
+constexpr const char* kChanged = "a part of the state was changed on its way to another rank";
+
 std::string who(size_t rank) { return fmt::format("rank {}", rank); }
 
 // All slices that some rank needs, each once.
@@ -137,7 +139,7 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
   const MigrationResult moved = migrate(group, moves, needs, state, {&history, nullptr, false});
   if (!moved.whole)
     fail(ErrorKind::peer, "{}",
-         moved.damage.empty() ? "a part of the state was changed on its way to another rank" : moved.damage);
+         moved.damage.empty() ? kChanged : moved.damage);
   require_all(state, needs);
   return restored;
 }
@@ -225,6 +227,8 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     executor = nullptr;  // its state may have changed
     if (!moved.whole) {  // all choose again without what is damaged
       const auto sentences = all_gather_text(group, moved.damage, "what is damaged");
+      if (std::all_of(sentences.begin(), sentences.end(), [](const auto& each) { return each.empty(); }))
+        fail(ErrorKind::peer, "{}", kChanged);
       for (size_t r = 0; r < sentences.size(); ++r) {
         if (sentences[r].empty()) continue;
         // What a rank has found damaged it leaves out, and does not find again.
