@@ -32,8 +32,8 @@ class SnapshotFile : public std::enable_shared_from_this<SnapshotFile> {
 
   // The elements of `slice`, packed, from the unit at `index` of the manifest, which has them all. What
   // lies side by side in a mapped file is a view of the file; writing to the tensor changes what later reads
-  // of it give, not the file. Throws Error(usage) naming the tensor and the chunk when the data does not match its
-  // checksum.
+  // of it give, not the file. Throws Error(usage) naming the tensor and the chunk when the data does not
+  // match its checksum.
   Tensor read(size_t index, const TensorSlice& slice) const;
   Tensor read(size_t index) const { return read(index, manifest_.units[index].slice); }
 

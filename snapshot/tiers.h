@@ -46,7 +46,7 @@ class SnapshotTiers : public TierReader {
 
   const std::vector<Place> places_;
   std::map<std::pair<Tier, Version>, Files> files_;
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;                                                               // of all below
   std::map<std::pair<Tier, Version>, std::shared_ptr<const Snapshot>> snapshots_;  // of files not left out
   std::set<std::string> left_out_;                                                 // paths
   std::vector<std::string> warnings_;

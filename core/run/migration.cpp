@@ -69,8 +69,8 @@ class Rounds {
     }
   }
 
-  // Every rank says whether its part of the oldest round is sound, and how many rounds it has begun: where one
-  // is not, those that any rank has begun are ended on all, and no more begin.
+  // Every rank says whether its part of the oldest round is sound, and how many rounds it has begun: where
+  // one is not, those that any rank has begun are ended on all, and no more begin.
   bool is_sound_everywhere(bool sound) {
     const auto ranks = static_cast<size_t>(common_.group.size());
     const std::array<int64_t, 2> own{sound ? 1 : 0, static_cast<int64_t>(begun_)};
@@ -170,9 +170,9 @@ void gather(Communicator& group, const MigrationPlan& plan, const std::vector<St
   };
   const MigrationResult result = Rounds(common, plan, put).run();
   if (!result.whole)
-    fail(ErrorKind::peer, "{}",
-         result.damage.empty() ? "a part of the state was changed on its way to another rank"
-                               : result.damage);
+    fail(
+        ErrorKind::peer, "{}",
+        result.damage.empty() ? "a part of the state was changed on its way to another rank" : result.damage);
   for (const StatePart& need : needs)  // no rank has them otherwise
     if (!into->has(need.name)) into->install(need.name, {}, need.tensor.trained, state.read(need.name));
 }

@@ -41,7 +41,7 @@ inline constexpr int64_t kMovingBytes = int64_t{256} << 20;
 
 struct MigrationSetting {
   const History* history = nullptr;  // that led to the version; null: the state keeps its history
-  TierReader* tiers = nullptr;       // where moves from other tiers than `live` are read; null: there are none
+  TierReader* tiers = nullptr;  // where moves from other tiers than `live` are read; null: there are none
   // Alike on all ranks: a rank that has state of another version keeps it until all of the plan has come, in
   // memory beside the new one. Otherwise state of another version is dropped at once.
   bool keep_other = false;

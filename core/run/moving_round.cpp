@@ -247,8 +247,7 @@ Tensor MovingRound::packed(const SliceMove& move) {
          to_string(move.slice), move.tensor);
   Tensor result(TensorType{pieces.front().elements.dtype(), move.slice.shape()});
   for (const Piece& piece : pieces)
-    if (shared_elements(move.slice, piece.slice) > 0)
-      copy(result, move.slice, piece.elements, piece.slice);
+    if (shared_elements(move.slice, piece.slice) > 0) copy(result, move.slice, piece.elements, piece.slice);
   return result;
 }
 

@@ -18,8 +18,8 @@
 
 namespace het {
 
-// Reads what a rank needs from the store, in the order of the plan, on a thread of its own: the store is slow,
-// and what moves between ranks does not wait for it. At most `kMovingBytes` / 2 ahead of take().
+// Reads what a rank needs from the store, in the order of the plan, on a thread of its own: the store is
+// slow, and what moves between ranks does not wait for it. At most `kMovingBytes` / 2 ahead of take().
 class StoreReads {
  public:
   // `rank` reads these moves of the plan. Both outlive it.
@@ -52,9 +52,9 @@ class StoreReads {
 struct MovingState {
   Communicator& group;
   const std::map<std::string, const StatePart*>& needs;
-  const StateStore& state;   // of this rank
-  const bool has_version;    // `state` is of the version that moves: of another none is used
-  const bool leaves_state;   // for another store: also what this rank has comes into it
+  const StateStore& state;  // of this rank
+  const bool has_version;   // `state` is of the version that moves: of another none is used
+  const bool leaves_state;  // for another store: also what this rank has comes into it
   const Version version;
   TierReader* const tiers;
   StoreReads& store;
@@ -70,7 +70,7 @@ class MovingRound {
   // Until all of this rank's part of it is done. What was damaged is known then.
   void finish();
 
-  bool is_sound() const { return unsound_.empty(); }  // all that came here, and all that was read here
+  bool is_sound() const { return unsound_.empty(); }     // all that came here, and all that was read here
   const std::string& damage() const { return damage_; }  // that was found here, a sentence; empty: none
   // What this rank needs of the round's tensors and has otherwise (for another store: also what it has), less
   // tensors that are not sound.

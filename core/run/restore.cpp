@@ -137,9 +137,7 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
   restored.moved_bytes = moved_bytes(moves);
   const History history = up_to(reports.history(), settled.version);
   const MigrationResult moved = migrate(group, moves, needs, state, {&history, nullptr, false});
-  if (!moved.whole)
-    fail(ErrorKind::peer, "{}",
-         moved.damage.empty() ? kChanged : moved.damage);
+  if (!moved.whole) fail(ErrorKind::peer, "{}", moved.damage.empty() ? kChanged : moved.damage);
   require_all(state, needs);
   return restored;
 }
@@ -184,9 +182,8 @@ RecoveryRequest request_of(const Reports& reports) {
 
 // Some member has state of another version, which counts until all of a newly chosen one has come.
 bool any_other(const Reports& reports, Version version) {
-  return std::any_of(reports.members.begin(), reports.members.end(), [&](const MemberState& member) {
-    return member.version && *member.version != version;
-  });
+  return std::any_of(reports.members.begin(), reports.members.end(),
+                     [&](const MemberState& member) { return member.version && *member.version != version; });
 }
 
 }  // namespace
@@ -221,9 +218,8 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     found.moved_bytes = moved_bytes(found.recovery->moves);
     found.about = reports.about_of(found.version);
     const History history = up_to(reports.history(), found.version);
-    const MigrationResult moved =
-        migrate(group, found.recovery->moves, needs, state,
-                {&history, options.tiers, any_other(reports, found.version)});
+    const MigrationResult moved = migrate(group, found.recovery->moves, needs, state,
+                                          {&history, options.tiers, any_other(reports, found.version)});
     executor = nullptr;  // its state may have changed
     if (!moved.whole) {  // all choose again without what is damaged
       const auto sentences = all_gather_text(group, moved.damage, "what is damaged");

@@ -27,8 +27,8 @@ std::vector<int64_t> taken_by(std::span<const SliceMove> moves, size_t ranks) {
   return bytes;
 }
 
-// The places of `changed`, by what part of its bytes a pair of ranks has moved until half of a tensor is. Of a
-// tensor that several pairs move, that which moves most counts.
+// The places of `changed`, by what part of its bytes a pair of ranks has moved until half of a tensor is. Of
+// a tensor that several pairs move, that which moves most counts.
 std::vector<size_t> balanced_order(std::span<const ChangedTensor> changed, const MovesByTensor& moves) {
   struct Moved {
     int from = -1, to = -1;

@@ -48,7 +48,8 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 // Whether all that a state has is of its version.
 bool is_known(const StateStore& state) {
   for (const auto& [name, entry] : state.entries()) {
-    const StatePart part{name, {{entry.type.dtype, slice_of(entry).whole_shape()}, entry.trained}, slice_of(entry)};
+    const StatePart part{
+        name, {{entry.type.dtype, slice_of(entry).whole_shape()}, entry.trained}, slice_of(entry)};
     if (!same_bytes(state.read(name), known_part(part, state.version()))) return false;
   }
   for (const StateStore::Spare& spare : state.spares()) {
