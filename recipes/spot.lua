@@ -95,7 +95,9 @@ return describe {
   metrics = "runs/spot/metrics.jsonl",   -- where `compare` reads what the run has reported
   after = compare,
   -- Each rank has the whole model, and a part of the optimizer's state (ZeRO): what a lost rank had of that alone comes
-  -- from snapshots in memory. With --elastic there are as many such replicas as ranks.
+  -- from snapshots in memory. With --elastic there are as many such replicas as ranks. Here ranks are lost every few
+  -- seconds: one snapshot follows the other.
+  snapshot = { memory_every = 1 },
   plan = het.plan { microbatch = 1, sharded_optimizer = true,
     het.pipeline { microbatches = opt.batch, het.stage { "here:0" } } },
 }

@@ -115,6 +115,17 @@ const std::byte* SnapshotFile::mapped_chunk(size_t index, int64_t number) const 
   return data;
 }
 
+// What lies side by side in a unit of a mapped file, from a byte of the unit on.
+Tensor SnapshotFile::view(size_t index, int64_t begin, TensorType type) const {
+  const int64_t bytes = type.bytes(), first = manifest_.units[index].offset + begin;
+  for (int64_t number = begin / kSnapshotChunk; number * kSnapshotChunk < begin + bytes; ++number)
+    mapped_chunk(index, number);
+  const MappedFile& mapped = *source_->mapped();
+  mapped.make_writable(first, bytes);
+  auto* data = const_cast<std::byte*>(mapped.data()) + first;
+  return {std::make_shared<Buffer>(data, bytes, shared_from_this()), Layout::contiguous(std::move(type))};
+}
+
 Tensor SnapshotFile::read(size_t index, const TensorSlice& slice) const {
   const SnapshotUnit& unit = manifest_.units[index];
   const DType dtype = manifest_.tensors[unit.tensor].type.dtype;
@@ -123,12 +134,10 @@ Tensor SnapshotFile::read(size_t index, const TensorSlice& slice) const {
   const int64_t bytes = manifest_.bytes_of(unit), chunks = chunks_of(bytes);
   const bool all = slice == unit.slice && bytes > 0;
   const MappedFile* mapped = source_->mapped();
-  if (all && mapped != nullptr) {
-    for (int64_t number = 0; number < chunks; ++number) mapped_chunk(index, number);
-    mapped->make_writable(unit.offset, bytes);
-    auto* data = const_cast<std::byte*>(mapped->data()) + unit.offset;
-    return {std::make_shared<Buffer>(data, bytes, shared_from_this()),
-            Layout::contiguous({dtype, slice.shape()})};
+  if (mapped != nullptr && !slice.is_empty()) {
+    const std::vector<Layout> boxes = views(slice, unit.slice, dtype);
+    if (boxes.size() == 1 && boxes.front().is_contiguous())
+      return view(index, boxes.front().offset * het::bytes_of(dtype), {dtype, slice.shape()});
   }
   Tensor result({dtype, slice.shape()});
   if (all) {

@@ -30,10 +30,10 @@ class SnapshotFile : public std::enable_shared_from_this<SnapshotFile> {
   const std::string& path() const { return source_->name(); }  // or the URL
   int64_t bytes() const { return source_->bytes(); }
 
-  // The elements of `slice`, packed, from the unit at `index` of the manifest, which has them all. All of a
-  // unit in a mapped file is a view of the file; writing to the tensor changes what later reads of it give,
-  // not the file. Throws Error(usage) naming the tensor and the chunk when the data does not match its
-  // checksum.
+  // The elements of `slice`, packed, from the unit at `index` of the manifest, which has them all. What
+  // lies side by side in a mapped file is a view of the file; writing to the tensor changes what later reads
+  // of it give, not the file. Throws Error(usage) naming the tensor and the chunk when the data does not
+  // match its checksum.
   Tensor read(size_t index, const TensorSlice& slice) const;
   Tensor read(size_t index) const { return read(index, manifest_.units[index].slice); }
 
@@ -49,6 +49,7 @@ class SnapshotFile : public std::enable_shared_from_this<SnapshotFile> {
   void check(size_t index, int64_t number, const std::byte* data) const;
   bool matches(size_t index, int64_t number, const std::byte* data) const;
   const std::byte* mapped_chunk(size_t index, int64_t number) const;
+  Tensor view(size_t index, int64_t begin, TensorType type) const;
   int64_t chunk_bytes(size_t index, int64_t number) const;
   std::string damage_of(size_t index, int64_t number) const;
 

@@ -221,7 +221,8 @@ void RunSnapshots::remove_older() {
 
 RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk, const About& about) {
   if (tensors_.empty()) fail_usage("a run takes snapshots once its plan is known");
-  std::shared_ptr<StateCopy> copy = state.copy();
+  // One that is written in memory alone is soon read to its end.
+  std::shared_ptr<StateCopy> copy = on_disk ? state.copy() : state.read_in_place();
   const SnapshotManifest manifest = manifest_of(*copy, about);
   Taken taken;
   if (in_memory && !options_.memory_folder.empty()) {
@@ -229,9 +230,9 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
     Slots& slots = free_slots();
     slots.version = manifest.version;
     taken.memory = std::make_shared<SnapshotTask>(
-        manifest.version,
-        [self = shared_from_this(), copy, manifest, exchange = exchange_.get(), scarce = slots.scarce.get(),
-         rest = slots.rest.get(), scarce_parts = scarce_, rest_parts = rest_] {
+        manifest.version, [self = shared_from_this(), copy = on_disk ? copy : std::move(copy), manifest,
+                           exchange = exchange_.get(), scarce = slots.scarce.get(), rest = slots.rest.get(),
+                           scarce_parts = scarce_, rest_parts = rest_]() mutable {
           std::vector<SnapshotTask::Written> written;
           const auto write = [&](SnapshotSlot& slot, const std::vector<StatePart>& parts) {
             if (parts.empty()) return;
@@ -240,6 +241,7 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           };
           write(*rest, rest_parts);
           write(*scarce, scarce_parts);
+          copy.reset();  // the state may change
           if (exchange != nullptr && !scarce_parts.empty()) exchange->replicate(scarce->path());
           return written;
         });

@@ -88,8 +88,9 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
     int64_t cursor = 0, seed = 0;
     std::string text;  // JSON
   };
-  // Copies the state as it is and writes it beside what follows. After a step by the plan: a version has one
-  // snapshot, of one layout. Memory holds the version that is kept and one other, which gives way.
+  // Writes the state as it is beside what follows: to memory alone from where it is, while what changes it
+  // waits; else from a copy. After a step by the plan: a version has one snapshot, of one layout. Memory
+  // holds the version that is kept and one other, which gives way.
   struct Taken {
     std::shared_ptr<SnapshotTask> memory, disk;  // null: none
   };

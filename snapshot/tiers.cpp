@@ -93,59 +93,48 @@ void SnapshotTiers::open(const Place& place, const ListedSnapshot& listed, Files
   }
 }
 
-Snapshot SnapshotTiers::snapshot_of(Tier tier, Version version) const {
+std::shared_ptr<const Snapshot> SnapshotTiers::snapshot_of(Tier tier, Version version) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<const Snapshot>& snapshot = snapshots_[{tier, version}];
+  if (snapshot != nullptr) return snapshot;
   Files sound;
   if (const auto files = files_.find({tier, version}); files != files_.end())
     for (const auto& file : files->second)
       if (left_out_.count(file->path()) == 0) sound.push_back(file);
   if (sound.empty())
     fail_usage("there is no snapshot in the tier '{}' after step {}", name_of(tier), version.step);
-  return Snapshot(std::move(sound));
+  return snapshot = std::make_shared<const Snapshot>(std::move(sound));
 }
 
 Tensor SnapshotTiers::read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) {
-  if (const auto pieces = downloaded_.find({version, tensor});
-      tier == Tier::store && pieces != downloaded_.end()) {
-    auto& all = pieces->second;
-    const auto piece =
-        std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == slice; });
-    if (piece != all.end()) {
-      Tensor elements = std::move(piece->second);
-      all.erase(piece);
-      return elements;
-    }
-  }
-  return snapshot_of(tier, version).read(tensor, slice);
-}
-
-std::string SnapshotTiers::check(Tier tier, Version version, const std::string& tensor,
-                                 const TensorSlice& slice) {
+  const std::shared_ptr<const Snapshot> snapshot = snapshot_of(tier, version);
   try {
-    Tensor elements = read(tier, version, tensor, slice);
-    if (tier == Tier::store) downloaded_[{version, tensor}].emplace_back(slice, std::move(elements));
-    return {};
-  } catch (const Error& error) {
-    const Snapshot snapshot = snapshot_of(tier, version);
-    for (const Snapshot::Held& held : snapshot.held(tensor)) {
+    return snapshot->read(tensor, slice);
+  } catch (const Error&) {
+    for (const Snapshot::Held& held : snapshot->held(tensor)) {
       const auto shared = intersection(held.slice, slice);
-      const auto& file = snapshot.files()[held.file];
+      const auto& file = snapshot->files()[held.file];
       try {
         if (shared) file->read(held.unit, *shared);
       } catch (const Error& damage) {
         leave_out(file->path(), damage.sentence());
       }
     }
-    return error.sentence();
+    throw;
   }
 }
 
 void SnapshotTiers::release() {
+  const std::lock_guard lock(mutex_);
   files_.clear();
-  downloaded_.clear();
+  snapshots_.clear();
 }
 
 void SnapshotTiers::leave_out(const std::string& path, const std::string& why) {
-  if (left_out_.insert(path).second) warnings_.push_back(why);
+  const std::lock_guard lock(mutex_);
+  if (!left_out_.insert(path).second) return;
+  warnings_.push_back(why);
+  snapshots_.clear();
 }
 
 std::vector<std::string> SnapshotTiers::take_warnings() { return std::exchange(warnings_, {}); }

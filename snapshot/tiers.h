@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace het {
 
-// Used from one thread.
+// Used from one thread, but for read().
 class SnapshotTiers : public TierReader {
  public:
   struct Place {
@@ -28,9 +29,8 @@ class SnapshotTiers : public TierReader {
   // reported once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
   std::vector<TierState> states(bool far) override;
   void release() override;
+  // Thread-safe. A file that is damaged there is left out from then on.
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
-  // What it reads from the store it keeps until it is read, or a release: a download costs more than memory.
-  std::string check(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
 
   // Sentences about files that cannot be used, since the last call.
   std::vector<std::string> take_warnings();
@@ -41,14 +41,14 @@ class SnapshotTiers : public TierReader {
   void look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
                  std::vector<TierState>& states);
   void open(const Place& place, const ListedSnapshot& listed, Files& files);
-  Snapshot snapshot_of(Tier tier, Version version) const;
+  std::shared_ptr<const Snapshot> snapshot_of(Tier tier, Version version);
   void leave_out(const std::string& path, const std::string& why);
 
   const std::vector<Place> places_;
   std::map<std::pair<Tier, Version>, Files> files_;
-  // Of a version and tensor, what was checked and not read yet.
-  std::map<std::pair<Version, std::string>, std::vector<std::pair<TensorSlice, Tensor>>> downloaded_;
-  std::set<std::string> left_out_;  // paths
+  std::mutex mutex_;                                                               // of all below
+  std::map<std::pair<Tier, Version>, std::shared_ptr<const Snapshot>> snapshots_;  // of files not left out
+  std::set<std::string> left_out_;                                                 // paths
   std::vector<std::string> warnings_;
 };
 

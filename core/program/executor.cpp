@@ -332,7 +332,7 @@ bool Executor::asked_to_stop(int instruction) const {
 // False when stopped.
 bool Executor::launch(Segment& segment) {
   if (asked_to_stop(segment.begin)) return false;
-  if (segment.begin == first_update_) state_->device().wait_for_transfers();
+  if (segment.begin == first_update_) state_->await_copies();
   const Call& first = calls_[segment.begin];
   if (segment.begin == deciding_start_) write_word();
   if (first.kernel == nullptr) {
@@ -436,7 +436,7 @@ void Executor::finish(const StepDecision& decision) {
   device.enter();
   device.synchronize();
   device.copy_in(address(*numbers), decision.numbers.bytes(), numbers->layout.type.bytes());
-  device.wait_for_transfers();
+  state_->await_copies();
   for (next_ = program_.decided; next_ < first_gather_; ++next_) run_kernel(calls_[next_]);
   device.synchronize();
   advance_state();
@@ -510,7 +510,7 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
   const size_t first = static_cast<size_t>(next_), end = calls_.size();
   Device& device = state_->device();
   device.enter();
-  device.wait_for_transfers();
+  state_->await_copies();
   if (const auto stopwatch = collectives_.empty() ? device.stopwatch(end + 1) : nullptr) {
     const auto recording = [&](size_t i) {
       return repeats.times.empty() ? nullptr : repeats.recorded[i].get();

@@ -126,17 +126,53 @@ Tensor StateStore::read(const std::string& name) const {
   return result;
 }
 
+Tensor StateStore::view(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end() || device_->has_own_memory()) return read(name);
+  const auto& [type, memory] = std::tie(found->second.type, found->second.memory);
+  return Tensor(std::make_shared<Buffer>(memory->address(), type.bytes(), memory), Layout::contiguous(type));
+}
+
 int64_t StateStore::bytes() const {
   int64_t total = 0;
   for (const auto& [name, entry] : entries_) total += entry.type.bytes();
   return total;
 }
 
-std::shared_ptr<StateCopy> StateStore::copy() {
+std::shared_ptr<StateCopy> StateStore::as_it_is() const {
   std::shared_ptr<StateCopy> result(new StateCopy);
+  for (const auto& [name, entry] : entries_)
+    result->entries_[name] = {entry.type, entry.trained, entry.slice};
+  result->version_ = version_;
+  result->history_ = history_;
+  result->device_ = device_;
+  return result;
+}
+
+std::shared_ptr<StateCopy> StateStore::read_in_place() {
+  if (device_->has_own_memory()) return copy();
+  const std::shared_ptr<StateCopy> result = as_it_is();
+  for (const auto& [name, entry] : entries_) result->in_place_[name] = entry.memory;
+  const std::lock_guard lock(readers_->mutex);
+  ++readers_->count;
+  result->reading_ = std::shared_ptr<const void>(nullptr, [readers = readers_](const void*) {
+    const std::lock_guard ended(readers->mutex);
+    --readers->count;
+    readers->changed.notify_all();
+  });
+  return result;
+}
+
+void StateStore::await_copies() {
+  device_->wait_for_transfers();
+  std::unique_lock lock(readers_->mutex);
+  readers_->changed.wait(lock, [&] { return readers_->count == 0; });
+}
+
+std::shared_ptr<StateCopy> StateStore::copy() {
+  std::shared_ptr<StateCopy> result = as_it_is();
   int64_t total = 0;
   for (const auto& [name, entry] : entries_) {
-    result->entries_[name] = {entry.type, entry.trained, entry.slice};
     result->offsets_[name] = total;
     result->sources_.push_back(entry.memory);
     total += aligned(entry.type.bytes());
@@ -146,9 +182,6 @@ std::shared_ptr<StateCopy> StateStore::copy() {
     copied_ = device_->allocate_staging(total);
     copied_bytes_ = total;
   }
-  result->version_ = version_;
-  result->history_ = history_;
-  result->device_ = device_;
   result->memory_ = copied_;
   std::vector<CopyOut> copies;
   for (const auto& [name, entry] : entries_)
@@ -163,6 +196,9 @@ Tensor StateCopy::read(const std::string& name) {
   if (found == entries_.end()) fail_usage("there is no state named '{}'", name);
   if (transfer_ != nullptr) transfer_->wait();
   const TensorType& type = found->second.type;
+  if (const auto memory = in_place_.find(name); memory != in_place_.end())
+    return Tensor(std::make_shared<Buffer>(memory->second->address(), type.bytes(), memory->second),
+                  Layout::contiguous(type));
   return Tensor(std::make_shared<Buffer>(memory_->address() + offsets_.at(name), type.bytes(), memory_),
                 Layout::contiguous(type));
 }
@@ -182,11 +218,29 @@ void StateStore::advance(const std::map<std::string, TensorSlice>& current) {
 
 void StateStore::install(const std::string& name, const std::optional<TensorSlice>& slice, bool trained,
                          const Tensor& part) {
-  device_->wait_for_transfers();
+  await_copies();
   Entry entry{part.type(), device_->allocate(part.type().bytes()), trained, slice, {}};
   device_->copy_in(entry.memory->address(), part.bytes(), part.type().bytes());
   replaced_ += entries_.count(name);
   entries_.insert_or_assign(name, std::move(entry));
+  touch();
+}
+
+StateStore::Spare StateStore::make_spare(const std::string& name, const TensorSlice& slice, bool trained,
+                                         DType dtype) const {
+  const TensorType type{dtype, slice.shape()};
+  if (device_->has_own_memory()) return {name, slice, trained, Tensor(type), nullptr};
+  const std::shared_ptr<Memory> memory = device_->allocate(type.bytes());
+  Tensor part(std::make_shared<Buffer>(memory->address(), type.bytes(), memory), Layout::contiguous(type));
+  return {name, slice, trained, std::move(part), memory};
+}
+
+void StateStore::install(const Spare& spare) {
+  const auto slice = spare.slice.is_whole() ? std::nullopt : std::optional<TensorSlice>(spare.slice);
+  if (spare.memory == nullptr) return install(spare.name, slice, spare.trained, spare.part);
+  await_copies();
+  replaced_ += entries_.count(spare.name);
+  entries_.insert_or_assign(spare.name, Entry{spare.part.type(), spare.memory, spare.trained, slice, {}});
   touch();
 }
 
@@ -210,7 +264,7 @@ void StateStore::write(const std::string& name, const Tensor& tensor) {
     fail_usage("'{}' has shape {}, the tensor to write has shape {}", name, to_string(entry.type.shape),
                to_string(tensor.shape()));
   const Tensor values = tensor.to(entry.type.dtype);
-  device_->wait_for_transfers();
+  await_copies();
   device_->copy_in(entry.memory->address(), values.bytes(), entry.type.bytes());
   touch();
 }

@@ -2,8 +2,10 @@
 // evaluation, generation) share one store. Used from one thread.
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,7 +19,7 @@
 namespace het {
 
 // The tensors of a state as they were at one moment, in the host's memory. On a device with separate memory
-// the copies may still be under way. Used from one thread; what read() gave may be used from any.
+// the copies may still be under way. Used from one thread at a time; what read() gave may be used from any.
 class StateCopy {
  public:
   struct Entry {
@@ -29,7 +31,8 @@ class StateCopy {
   Version version() const { return version_; }
   const History& history() const { return history_; }
   bool done() const { return transfer_ == nullptr || transfer_->done(); }
-  // Waits until all is copied. A view of the copy, whose memory lives as long.
+  // Waits until all is copied. A view of the copy, whose memory lives as long; of a state that is read in
+  // place, to be used while the StateCopy lives.
   Tensor read(const std::string& name);
 
  private:
@@ -44,6 +47,8 @@ class StateCopy {
   Version version_;
   History history_;
   std::unique_ptr<Transfer> transfer_;  // goes before what it copies
+  std::map<std::string, std::shared_ptr<Memory>> in_place_;
+  std::shared_ptr<const void> reading_;  // what changes the state waits until it is gone
 };
 
 class StateStore {
@@ -78,10 +83,19 @@ class StateStore {
   const std::map<std::string, Entry>& entries() const { return entries_; }
 
   Tensor read(const std::string& name) const;  // a copy on the host
+  // The same without a copy where the device computes in the host's memory: not to be written to, and of no
+  // use when a program has run meanwhile.
+  Tensor view(const std::string& name) const;
   int64_t bytes() const;
   // All of it as it is now, copied beside what the device does next; steps that executors run meanwhile come
   // to their update when it is done. The memory is used again once nothing holds the copy any more.
   std::shared_ptr<StateCopy> copy();
+  // The same without a copy where the device computes in the host's memory: what changes the state waits
+  // until the StateCopy is gone, which another thread has to see to.
+  std::shared_ptr<StateCopy> read_in_place();
+  // Until all copies are made, and none is read in place: what changes the state comes after this. Where the
+  // device has separate memory the host does not wait.
+  void await_copies();
   // Converted to the entry's dtype; creates it if new. An entry that is a part takes its part of a whole
   // tensor.
   void write(const std::string& name, const Tensor& tensor);
@@ -108,13 +122,20 @@ class StateStore {
   // The entry is replaced, or made: the packed elements of a slice, none: of the whole.
   void install(const std::string& name, const std::optional<TensorSlice>& slice, bool trained,
                const Tensor& part);
-  // What came for a layout that was not reached, kept beside the entries until the next one is.
+  // A part of a tensor beside the entries.
   struct Spare {
     std::string name;
     TensorSlice slice;
     bool trained = false;
     Tensor part;
+    std::shared_ptr<Memory> memory;  // of the device, where `part` lies in it
   };
+  // One whose elements are to be written.
+  Spare make_spare(const std::string& name, const TensorSlice& slice, bool trained, DType dtype) const;
+  // The entry is replaced, or made: by the spare's memory where that is the device's, else by a copy. What
+  // else holds the spare's tensor shares its memory with the entry.
+  void install(const Spare& spare);
+  // What came for a layout that was not reached, kept beside the entries until the next one is.
   void keep_spare(Spare spare) { spares_.push_back(std::move(spare)); }
   void drop_spares() { spares_.clear(); }
   void clear();  // drops everything
@@ -125,7 +146,13 @@ class StateStore {
   void touch() { ++revision_; }
 
  private:
+  struct Readers {  // that read in place
+    std::mutex mutex;
+    std::condition_variable changed;
+    int count = 0;
+  };
   Tensor first_value(const BufferSpec& buffer);
+  std::shared_ptr<StateCopy> as_it_is() const;
 
   std::shared_ptr<Device> device_;
   uint64_t seed_;
@@ -140,6 +167,7 @@ class StateStore {
   uint64_t replaced_ = 0;
   std::shared_ptr<Memory> copied_;  // of the last copy
   int64_t copied_bytes_ = 0;
+  const std::shared_ptr<Readers> readers_ = std::make_shared<Readers>();
 };
 
 TensorSlice slice_of(const StateStore::Entry& entry);          // all that it has

@@ -1,162 +1,114 @@
 #include "core/run/migration.h"
 
 #include <algorithm>
+#include <array>
+#include <deque>
+#include <functional>
 #include <map>
-#include <memory>
 
 #include "core/base/error.h"
+#include "core/run/moving_round.h"
 
 namespace het {
 namespace {
 
-constexpr int kTag = 1000;  // no program's messages have it
+using Spares = std::vector<StateStore::Spare>;
+using Needs = std::map<std::string, const StatePart*>;
 
-// A part of a tensor in the host's memory.
-struct Piece {
-  TensorSlice slice;
-  Tensor elements;
-};
-
-// One round as one rank sees it.
-class Round {
- public:
-  Round(Communicator& group, const MigrationPlan::Round& round,
-        const std::map<std::string, const StatePart*>& needs, const StateStore& state, bool into_another,
-        Version version, TierReader* tiers)
-      : group_(group),
-        round_(round),
-        needs_(needs),
-        state_(state),
-        into_another_(into_another),
-        version_(version),
-        tiers_(tiers) {}
-
-  // What this rank needs of the round's tensors and has otherwise (for another store: also what it has): all
-  // of it, when this returns.
-  std::vector<StateStore::Spare> run() {
-    for (const std::string& name : round_.tensors) read_own(name);
-    for (const SliceMove& move : round_.moves) begin(move);
-    for (const auto& collective : running_) collective->wait();
-    for (auto& [name, piece] : received_)
-      copy(arrived_.at(name).part, needed(name), piece.elements, piece.slice);
-    std::vector<StateStore::Spare> result;
-    for (auto& [name, spare] : arrived_) result.push_back(std::move(spare));
-    return result;
-  }
-
- private:
-  const TensorSlice& needed(const std::string& name) const { return needs_.at(name)->slice; }
-
-  // What this rank has of a tensor: to send, and as its own part of what it needs.
-  void read_own(const std::string& name) {
-    const auto entry = state_.entries().find(name);
-    const bool has_entry = entry != state_.entries().end();
-    const auto need = needs_.find(name);
-    const bool stays = !into_another_ && has_entry && need != needs_.end() && !entry->second.current &&
-                       slice_of(entry->second) == need->second->slice;
-    const bool sends = std::any_of(round_.moves.begin(), round_.moves.end(), [&](const SliceMove& move) {
-      return move.tensor == name && move.from == group_.rank() && move.tier == Tier::live;
-    });
-    std::vector<Piece>& own = own_[name];
-    if (has_entry && (sends || !stays)) {
-      const Tensor all = state_.read(name);
-      const TensorSlice slice = slice_of(entry->second), current = current_slice_of(entry->second);
-      own.push_back({current, current == slice ? all : part_of(all, slice, current)});
-    }
-    for (const StateStore::Spare& spare : state_.spares())
-      if (spare.name == name) own.push_back({spare.slice, spare.part});
-    if (need == needs_.end() || stays) return;
-    const StatePart& wanted = *need->second;
-    Tensor part(TensorType{wanted.tensor.type.dtype, wanted.slice.shape()});
-    for (const Piece& piece : own)
-      if (shared_elements(wanted.slice, piece.slice) > 0)
-        copy(part, wanted.slice, piece.elements, piece.slice);
-    arrived_.emplace(name, StateStore::Spare{name, wanted.slice, wanted.tensor.trained, std::move(part)});
-  }
-
-  static Tensor part_of(const Tensor& held, const TensorSlice& slice, const TensorSlice& part) {
-    Tensor result(TensorType{held.dtype(), part.shape()});
-    copy(result, part, held, slice);
-    return result;
-  }
-
-  void begin(const SliceMove& move) {
-    const bool sends = move.from == group_.rank(), receives = move.to == group_.rank();
-    if (!sends && !receives) return;
-    if (sends && receives) {
-      copy(arrived_.at(move.tensor).part, needed(move.tensor), packed(move), move.slice);
-      return;
-    }
-    CollectiveRequest request;
-    request.kind = sends ? CollectiveKind::send : CollectiveKind::receive;
-    request.counts = {move.slice.elements()};
-    request.peer = sends ? move.to : move.from;
-    request.tag = kTag;
-    request.label = move.tensor;
-    Tensor elements;
-    if (sends) {
-      elements = packed(move);
-    } else {
-      elements = Tensor(TensorType{arrived_.at(move.tensor).part.dtype(), move.slice.shape()});
-      received_.emplace_back(move.tensor, Piece{move.slice, elements});
-    }
-    request.dtype = elements.dtype();
-    running_.push_back(group_.prepare(request));
-    running_.back()->start(sends ? elements.bytes() : nullptr, sends ? nullptr : elements.bytes());
-    if (sends) sent_.push_back(std::move(elements));
-  }
-
-  Tensor packed(const SliceMove& move) const {
-    if (move.tier != Tier::live) {
-      HET_REQUIRE(tiers_ != nullptr, move.tensor);
-      return tiers_->read(move.tier, version_, move.tensor, move.slice).contiguous();
-    }
-    const std::vector<Piece>& own = own_.at(move.tensor);
-    std::vector<TensorSlice> held;
-    for (const Piece& piece : own) {
-      if (piece.slice == move.slice) return piece.elements;
-      held.push_back(piece.slice);
-    }
-    if (missing(move.slice, held).empty()) {
-      Tensor result(TensorType{own.front().elements.dtype(), move.slice.shape()});
-      for (const Piece& piece : own)
-        if (shared_elements(move.slice, piece.slice) > 0)
-          copy(result, move.slice, piece.elements, piece.slice);
-      return result;
-    }
-    fail(ErrorKind::bug, "rank {} is to send {} of '{}', which it has not", group_.rank(),
-         to_string(move.slice), move.tensor);
-  }
-
-  Communicator& group_;
-  const MigrationPlan::Round& round_;
-  const std::map<std::string, const StatePart*>& needs_;
-  const StateStore& state_;
-  const bool into_another_;
-  const Version version_;
-  TierReader* const tiers_;
-  std::map<std::string, std::vector<Piece>> own_;
-  std::map<std::string, StateStore::Spare> arrived_;
-  std::vector<std::pair<std::string, Piece>> received_;
-  std::vector<Tensor> sent_;
-  std::vector<std::unique_ptr<Collective>> running_;  // goes before the memory that it uses
-};
-
-std::map<std::string, const StatePart*> by_name(const std::vector<StatePart>& needs) {
-  std::map<std::string, const StatePart*> named;
+Needs by_name(const std::vector<StatePart>& needs) {
+  Needs named;
   for (const StatePart& need : needs) named.emplace(need.name, &need);
   return named;
 }
 
-void install(StateStore& state, const StateStore::Spare& part) {
-  state.install(part.name, part.slice.is_whole() ? std::nullopt : std::optional<TensorSlice>(part.slice),
-                part.trained, part.part);
+// All rounds of a plan: the next ones are read and sent while the oldest is on its way.
+class Rounds {
+ public:
+  // `done` is called for each round that is sound on all ranks, in order, with what came here.
+  using Done = std::function<void(const MigrationPlan::Round& round, Spares arrived)>;
+
+  Rounds(const MovingState& common, const MigrationPlan& plan, Done done)
+      : common_(common), plan_(plan), done_(std::move(done)), end_(plan.rounds.size()) {}
+
+  MigrationResult run() {
+    MigrationResult result;
+    for (size_t first = 0; first < end_; ++first) {
+      begin_more();
+      MovingRound& round = under_way_.front();
+      round.finish();
+      if (result.damage.empty()) result.damage = round.damage();
+      Spares arrived = round.take_arrived();
+      try {
+        if (is_sound_everywhere(round.is_sound()))
+          done_(plan_.rounds[first], std::move(arrived));
+        else
+          result.whole = false;
+      } catch (const Error&) {
+        arrived_ = std::move(arrived);
+        throw;
+      }
+      bytes_ -= round.bytes();
+      under_way_.pop_front();
+    }
+    return result;
+  }
+
+  // When run() has thrown: what came of the round that was not known to be sound on all ranks. Who sent it
+  // may have known, and dropped it.
+  Spares take_arrived() { return std::move(arrived_); }
+
+ private:
+  void begin_more() {
+    while (begun_ < end_) {
+      MovingRound next(common_, plan_.rounds[begun_]);
+      if (!under_way_.empty() && bytes_ + next.bytes() > kMovingBytes) return;
+      bytes_ += next.bytes();
+      under_way_.push_back(std::move(next));
+      ++begun_;
+      under_way_.back().begin();
+    }
+  }
+
+  // Every rank says whether its part of the oldest round is sound, and how many rounds it has begun: where
+  // one is not, those that any rank has begun are ended on all, and no more begin.
+  bool is_sound_everywhere(bool sound) {
+    const auto ranks = static_cast<size_t>(common_.group.size());
+    const std::array<int64_t, 2> own{sound ? 1 : 0, static_cast<int64_t>(begun_)};
+    std::vector<int64_t> all(own.size() * ranks);
+    CollectiveRequest request;
+    request.kind = CollectiveKind::all_gather;
+    request.dtype = DType::i64;
+    request.counts.assign(ranks, static_cast<int64_t>(own.size()));
+    request.label = "the end of a round of moving the state";
+    run_once(common_.group, request, own.data(), all.data());
+    bool all_sound = true;
+    int64_t furthest = 0;
+    for (size_t r = 0; r < ranks; ++r) {
+      all_sound = all_sound && all[2 * r] == 1;
+      furthest = std::max(furthest, all[2 * r + 1]);
+    }
+    if (!all_sound) end_ = static_cast<size_t>(furthest);
+    return all_sound;
+  }
+
+  const MovingState& common_;
+  const MigrationPlan& plan_;
+  const Done done_;
+  size_t begun_ = 0, end_;
+  int64_t bytes_ = 0;  // of the rounds under way
+  Spares arrived_;
+  std::deque<MovingRound> under_way_;
+};
+
+void give_version(StateStore& state, const MigrationPlan& plan, const MigrationSetting& setting) {
+  if (state.version() != plan.version) state.clear();
+  state.set_version(plan.version);
+  if (setting.history != nullptr) state.set_history(*setting.history);
 }
 
-void await_all(Communicator& group) {
-  CollectiveRequest barrier;
-  barrier.label = "the end of a round of moving the state";
-  run_once(group, barrier, nullptr, nullptr);
+void drop_unneeded(StateStore& state, const MigrationPlan::Round& round, const Needs& needs) {
+  for (const std::string& name : round.tensors)
+    if (needs.count(name) == 0) state.drop(name);
 }
 
 }  // namespace
@@ -168,34 +120,59 @@ int64_t moved_bytes(const MigrationPlan& plan) {
   return bytes;
 }
 
-void migrate(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
-             StateStore& state, TierReader* tiers) {
-  if (state.version() != plan.version) state.clear();
-  state.set_version(plan.version);
-  const auto named = by_name(needs);
-  for (const MigrationPlan::Round& round : plan.rounds) {
-    auto arrived = Round(group, round, named, state, false, plan.version, tiers).run();
-    try {
-      await_all(group);
-    } catch (const Error&) {
-      // Who sent it may have passed the barrier, and dropped it.
-      for (StateStore::Spare& part : arrived) state.keep_spare(std::move(part));
-      throw;
+MigrationResult migrate(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
+                        StateStore& state, const MigrationSetting& setting) {
+  const Needs named = by_name(needs);
+  const bool has_version = state.version() == plan.version;
+  if (!setting.keep_other) give_version(state, plan, setting);
+  StoreReads store(plan, group.rank(), setting.tiers);
+  const MovingState common{group, named, state, has_version, false, plan.version, setting.tiers, store};
+  Spares kept;  // with keep_other: all that has come
+  Rounds rounds(common, plan, [&](const MigrationPlan::Round& round, Spares arrived) {
+    if (setting.keep_other) {
+      std::move(arrived.begin(), arrived.end(), std::back_inserter(kept));
+      return;
     }
-    for (const StateStore::Spare& part : arrived) install(state, part);
-    for (const std::string& name : round.tensors)
-      if (named.count(name) == 0) state.drop(name);
+    for (const StateStore::Spare& part : arrived) state.install(part);
+    drop_unneeded(state, round, named);
+  });
+  const auto install_kept = [&] {
+    give_version(state, plan, setting);
+    for (const StateStore::Spare& part : kept) state.install(part);
+  };
+  try {
+    const MigrationResult result = rounds.run();
+    if (!result.whole) return result;
+  } catch (const Error&) {
+    Spares last = rounds.take_arrived();
+    if (setting.keep_other && !(kept.empty() && last.empty())) install_kept();
+    for (StateStore::Spare& part : last) state.keep_spare(std::move(part));
+    throw;
+  }
+  if (setting.keep_other) {
+    install_kept();
+    for (const MigrationPlan::Round& round : plan.rounds) drop_unneeded(state, round, named);
   }
   state.drop_spares();
+  return {};
 }
 
 void gather(Communicator& group, const MigrationPlan& plan, const std::vector<StatePart>& needs,
             const StateStore& state, StateStore* into) {
   HET_REQUIRE(into != nullptr || needs.empty(), needs.size());
-  const auto named = by_name(needs);
-  for (const MigrationPlan::Round& round : plan.rounds)
-    for (const StateStore::Spare& part : Round(group, round, named, state, true, plan.version, nullptr).run())
-      install(*into, part);
+  const Needs named = by_name(needs);
+  StoreReads store(plan, group.rank(), nullptr);
+  const MovingState common{group, named, state, true, true, plan.version, nullptr, store};
+  const auto put = [&](const MigrationPlan::Round&, const Spares& arrived) {
+    for (const StateStore::Spare& part : arrived)
+      into->install(part.name, part.slice.is_whole() ? std::nullopt : std::optional(part.slice), part.trained,
+                    part.part);
+  };
+  const MigrationResult result = Rounds(common, plan, put).run();
+  if (!result.whole)
+    fail(
+        ErrorKind::peer, "{}",
+        result.damage.empty() ? "a part of the state was changed on its way to another rank" : result.damage);
   for (const StatePart& need : needs)  // no rank has them otherwise
     if (!into->has(need.name)) into->install(need.name, {}, need.tensor.trained, state.read(need.name));
 }

@@ -11,6 +11,8 @@
 namespace het {
 namespace {
 
+constexpr const char* kChanged = "a part of the state was changed on its way to another rank";
+
 std::string who(size_t rank) { return fmt::format("rank {}", rank); }
 
 // All slices that some rank needs, each once.
@@ -133,8 +135,9 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
   }
   const MigrationPlan moves = plan_moves(settled.inventory, settled.version, reports.needs);
   restored.moved_bytes = moved_bytes(moves);
-  migrate(group, moves, needs, state);
-  state.set_history(up_to(reports.history(), settled.version));
+  const History history = up_to(reports.history(), settled.version);
+  const MigrationResult moved = migrate(group, moves, needs, state, {&history, nullptr, false});
+  if (!moved.whole) fail(ErrorKind::peer, "{}", moved.damage.empty() ? kChanged : moved.damage);
   require_all(state, needs);
   return restored;
 }
@@ -177,15 +180,10 @@ RecoveryRequest request_of(const Reports& reports) {
   return request;
 }
 
-// Damage of what this rank is to read; empty: none.
-std::string check(const MigrationPlan& plan, int rank, TierReader* tiers) {
-  for (const MigrationPlan::Round& round : plan.rounds)
-    for (const SliceMove& move : round.moves)
-      if (move.from == rank && move.tier != Tier::live)
-        if (std::string damage = tiers->check(move.tier, plan.version, move.tensor, move.slice);
-            !damage.empty())
-          return damage;
-  return {};
+// Some member has state of another version, which counts until all of a newly chosen one has come.
+bool any_other(const Reports& reports, Version version) {
+  return std::any_of(reports.members.begin(), reports.members.end(),
+                     [&](const MemberState& member) { return member.version && *member.version != version; });
 }
 
 }  // namespace
@@ -216,26 +214,28 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       far = true;
       continue;
     }
-    // What a rank is to read, it checks first: all choose again without what is damaged.
-    const std::string own = check(found.recovery->moves, group.rank(), options.tiers);
-    const auto sentences = all_gather_text(group, own, "snapshots that are damaged");
-    bool any_damaged = false;
-    for (size_t r = 0; r < sentences.size(); ++r) {
-      if (sentences[r].empty()) continue;
-      any_damaged = true;
-      // What a rank has found damaged it leaves out, and does not find again.
-      if (!left_out.emplace(r, sentences[r]).second) fail(ErrorKind::environment, "{}", sentences[r]);
-      if (std::find(damaged.begin(), damaged.end(), sentences[r]) == damaged.end())
-        damaged.push_back(sentences[r]);
-    }
-    if (any_damaged) continue;
-    found.damaged = std::move(damaged);
     found.version = found.recovery->moves.version;
     found.moved_bytes = moved_bytes(found.recovery->moves);
     found.about = reports.about_of(found.version);
-    migrate(group, found.recovery->moves, needs, state, options.tiers);
+    const History history = up_to(reports.history(), found.version);
+    const MigrationResult moved = migrate(group, found.recovery->moves, needs, state,
+                                          {&history, options.tiers, any_other(reports, found.version)});
+    executor = nullptr;  // its state may have changed
+    if (!moved.whole) {  // all choose again without what is damaged
+      const auto sentences = all_gather_text(group, moved.damage, "what is damaged");
+      if (std::all_of(sentences.begin(), sentences.end(), [](const auto& each) { return each.empty(); }))
+        fail(ErrorKind::peer, "{}", kChanged);
+      for (size_t r = 0; r < sentences.size(); ++r) {
+        if (sentences[r].empty()) continue;
+        // What a rank has found damaged it leaves out, and does not find again.
+        if (!left_out.emplace(r, sentences[r]).second) fail(ErrorKind::environment, "{}", sentences[r]);
+        if (std::find(damaged.begin(), damaged.end(), sentences[r]) == damaged.end())
+          damaged.push_back(sentences[r]);
+      }
+      continue;
+    }
+    found.damaged = std::move(damaged);
     if (options.tiers != nullptr) options.tiers->release();
-    state.set_history(up_to(reports.history(), found.version));
     require_all(state, needs);
     return found;
   }

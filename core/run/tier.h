@@ -36,7 +36,7 @@ struct TierState {
   double bytes_per_second = 0;   // as StateSource has it
 };
 
-// The tiers of one member but its device. Used from one thread.
+// The tiers of one member but its device. Used from one thread; read() of the store from a second one.
 class TierReader {
  public:
   virtual ~TierReader() = default;
@@ -45,11 +45,9 @@ class TierReader {
   virtual std::vector<TierState> states(bool far) = 0;
   // Lets go of what states() has opened.
   virtual void release() {}
-  // The packed elements of a slice that lies within one part of states(). Throws Error(usage) for damage.
+  // The packed elements of a slice that lies within one part of states(), checked. Throws Error(usage) for
+  // damage, Error(environment) for a store that does not answer: what is damaged counts no longer.
   virtual Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) = 0;
-  // Whether read() would give it; if not, the part counts no longer, and the sentence says why.
-  virtual std::string check(Tier tier, Version version, const std::string& tensor,
-                            const TensorSlice& slice) = 0;
 };
 
 }  // namespace het

@@ -11,7 +11,7 @@
 namespace het::planner {
 
 struct MigrationOptions {
-  int64_t round_bytes = 256 << 20;  // that a rank takes in one round, at most; a larger tensor is one alone
+  int64_t round_bytes = 64 << 20;  // that a rank takes in one round, at most; a larger tensor is one alone
   // Of sending bytes from one rank to another; absent: all links are alike.
   std::function<double(int from, int to, int64_t bytes)> seconds;
 };

@@ -1,7 +1,9 @@
 #include "planner/migrate/rounds.h"
 
 #include <algorithm>
-#include <set>
+#include <compare>
+#include <map>
+#include <numeric>
 
 #include "core/base/error.h"
 
@@ -23,6 +25,35 @@ std::vector<int64_t> taken_by(std::span<const SliceMove> moves, size_t ranks) {
     bytes[static_cast<size_t>(move.to)] += move.bytes;
   }
   return bytes;
+}
+
+// The places of `changed`, by what part of its bytes a pair of ranks has moved until half of a tensor is. Of
+// a tensor that several pairs move, that which moves most counts.
+std::vector<size_t> balanced_order(std::span<const ChangedTensor> changed, const MovesByTensor& moves) {
+  struct Moved {
+    int from = -1, to = -1;
+    Tier tier = Tier::live;
+    auto operator<=>(const Moved&) const = default;  // NOLINT(modernize-use-nullptr): there is none
+  };
+  std::map<Moved, int64_t> total, before;
+  std::vector<std::pair<Moved, int64_t>> most(changed.size());
+  for (size_t i = 0; i < changed.size(); ++i) {
+    if (const auto own = moves.find(changed[i].name); own != moves.end())
+      for (const SliceMove& move : own->second)
+        if (move.bytes > most[i].second) most[i] = {{move.from, move.to, move.tier}, move.bytes};
+    total[most[i].first] += most[i].second;
+  }
+  std::vector<double> part(changed.size());
+  for (size_t i = 0; i < changed.size(); ++i) {
+    const auto& [pair, bytes] = most[i];
+    int64_t& moved = before[pair];
+    if (bytes > 0) part[i] = (static_cast<double>(moved) + bytes / 2.0) / static_cast<double>(total[pair]);
+    moved += bytes;
+  }
+  std::vector<size_t> order(changed.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return part[a] < part[b]; });
+  return order;
 }
 
 }  // namespace
@@ -64,7 +95,8 @@ std::vector<MigrationPlan::Round> in_rounds(std::span<const ChangedTensor> chang
                                             size_t ranks, int64_t round_bytes) {
   std::vector<MigrationPlan::Round> rounds;
   std::vector<int64_t> taken;  // by each rank in this round
-  for (const ChangedTensor& tensor : changed) {
+  for (const size_t index : balanced_order(changed, moves)) {
+    const ChangedTensor& tensor = changed[index];
     std::vector<SliceMove>& own = moves[tensor.name];
     const std::vector<int64_t> bytes = taken_by(own, ranks);
     const bool fits = !taken.empty() && [&] {

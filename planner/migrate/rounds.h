@@ -32,7 +32,8 @@ std::vector<ChangedTensor> changed_tensors(const Inventory& inventory, Version v
 
 using MovesByTensor = std::map<std::string, std::vector<SliceMove>>;
 
-// The moves in rounds, each tensor wholly in one, in the order of `changed`. No rank takes more than
+// The moves in rounds, each tensor wholly in one. Tensors are ordered so that each pair of ranks moves about
+// the same part of its bytes in every round: all links are busy all the time. No rank takes more than
 // `round_bytes` in a round to send and to receive, unless one tensor alone takes more.
 std::vector<MigrationPlan::Round> in_rounds(std::span<const ChangedTensor> changed, MovesByTensor moves,
                                             size_t ranks, int64_t round_bytes);

@@ -27,6 +27,7 @@ class Curve:
         self.after = 0   # the step that the run has come to, or gone back to
         self.generations, self.repeated, self.went_back = 0, 0, 0
         self.exact, self.is_exact = 0, True
+        self.covered = False   # the last generation has said that a snapshot of its state is whole
 
     def read(self, records, workers):
         for record in records:
@@ -38,8 +39,10 @@ class Curve:
                     self.problems.append(f'generation {record["generation"]} goes on after step {record["step"]}, '
                                          f'{len(self.losses)} were recorded')
                 self.after = min(record['step'], len(self.losses))
+                self.covered = False
             elif 'loss' in record:
                 self._step(record['step'], record['loss'])
+                self.covered = self.covered or record.get('snapshot_age_steps') is not None
 
     def _step(self, step, loss):
         self.all.append((step, loss))
@@ -84,7 +87,9 @@ def problem_of(run, code, said, curve, right, exact):
     if code != 0 and run.all_lost():
         return 'refused'
     if code == 75 and re.search(REFUSED, said):
-        return 'refused' if run.damaged or run.schedule.may_be_lost() else 'it gave up though enough was there'
+        if run.damaged or run.schedule.may_be_lost() or run.schedule.loses_close_together() and not curve.covered:
+            return 'refused'
+        return 'it gave up though enough was there'
     if code != 0:
         return f'exit code {code}'
     return curve.problem(right, exact, said) or problem_on_disk(run) or (

@@ -85,11 +85,14 @@ class Schedule:
             return False   # each rank has all of it
         hosts = [rank % len(self.machines) if what == 'cut' else 1 for what, rank, _ in self.events.values()
                  if what in ('cut', 'part', 'kill host')]
+        # The first machine alone has lost both others.
+        return self.kinds & {'damage', 'kill two'} or len(hosts) > 1 or 0 in hosts
+
+    def loses_close_together(self):
+        """Whether ranks may be lost before a new plan's state has copies, which takes a step or two."""
         losses = sorted([step for step, (what, *_) in self.events.items() if what in LOSE_RANKS]
                         + [int(fault.split()[1][5:]) for fault in self.faults])
-        # The first machine alone has lost both others; a new plan's state has no copies for a step or two.
-        return (self.kinds & {'damage', 'kill two'} or len(hosts) > 1 or 0 in hosts
-                or any(later - step <= 3 for step, later in zip(losses, losses[1:])))
+        return self.plan != 'replicas' and any(later - step <= 3 for step, later in zip(losses, losses[1:]))
 
     def __str__(self):
         parts = [f'step {step}: {what} rank {rank}' for step, (what, rank, _) in self.events.items()]

@@ -21,6 +21,7 @@ local opt = het.options {
   fresh    = { false, "begin again though something is saved" },
   swap     = { 0, "step after which four ranks go on as two pipelines of two stages; 0: none", min = 0 },
   memory   = { true, "with --elastic: snapshots in the hosts' memory" },
+  memory_every = { 1, "steps between these; 0: as pays", min = 0 },
   replicas = { 2, "hosts that should have each part of the state", min = 1 },
   snapshots = { "", "folder for snapshots on disk", path = "write" },
   snapshot_every = { 5, "steps between these", min = 1 },
@@ -63,7 +64,8 @@ return het.train {
   evaluate = { every = opt.every, batches = opt.batches },
   sample = { prompt = "the ", tokens = 20 },
   save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "" and not opt.fresh,
-  snapshot = { memory = opt.memory, replicas = opt.replicas, every = opt.snapshot_every,
+  snapshot = { memory = opt.memory, memory_every = opt.memory_every > 0 and opt.memory_every or nil,
+    replicas = opt.replicas, every = opt.snapshot_every,
     folder = opt.snapshots ~= "" and opt.snapshots or nil },
   on_step = function(run, step)
     if opt.collect then run:gather() end

@@ -210,6 +210,8 @@ return define.constructor {
       { "store", "string", "gets a copy of each: a bucket, as \"s3://bucket/mine\" (credentials as for AWS's tools)" },
       { "memory", "boolean", "with --elastic: in the hosts' memory, where too few hosts have a part of the state",
         default = true },
+      { "memory_every", "integer", "steps between those in memory, 1: as often as they get done (default: by what one "
+        .. "costs, which is measured, and how often ranks are lost)", min = 1 },
       { "replicas", "integer", "hosts that should have each part of the state, the ranks that train it included",
         default = 2, min = 1 },
     } },

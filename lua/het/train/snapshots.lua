@@ -1,16 +1,18 @@
---- Snapshots of a run's state beside its steps. In the memory of the hosts, of runs that outlive their ranks: as often
--- as they get done, where a part of the state is on too few hosts to survive the loss of one. On disk: every so many
--- steps, each rank its part.
+--- Snapshots of a run's state beside its steps. In the memory of the hosts, of runs that outlive their ranks, where a
+-- part of the state is on too few hosts to survive the loss of one: as often as the recipe says, else as pays
+-- (pace.lua). On disk: every so many steps, each rank its part.
 --
 -- All ranks take a snapshot after the same step. While a rank still writes one, no rank begins the next in the same
 -- place, in memory or on disk: so the last one is whole before the one before it gives way.
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
 -- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
--- whole ones, the oldest first; `snapshot_taken`, by tier the last whole one: { step =, at = (seconds since 1970) }.
+-- whole ones, the oldest first; `snapshot_taken`, by tier the last whole one: { step =, at = (seconds since 1970) };
+-- `pace` of those in memory, nil where the recipe says how often; `memory_due`: the step after which the next is taken.
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local pace = require "het.train.pace"
 local text = require "het.text"
 local together = require "het.train.together"
 
@@ -34,6 +36,7 @@ function snapshots.begin(run)
   end
   run.snapshots = native.run_snapshots(wanted)
   run.snapshotting, run.on_disk, run.snapshot_taken = {}, {}, {}
+  run.pace = in_memory and not a.memory_every and pace.new() or nil
 end
 
 -- One is whole on all ranks.
@@ -70,16 +73,18 @@ end
 function snapshots.follow(run, program)
   if not run.snapshots then return end
   run.snapshots:follow(run.cluster, program, run.plan and tostring(run.plan) or "")
-  run.cleaned, run.memory_pause, run.memory_again = false, 1, 0
+  run.cleaned, run.memory_pause, run.memory_again, run.memory_due = false, 1, 0, 0
+  if run.pace then pace.follow(run.pace) end
 end
 
 --- The newest whole snapshot in memory of this session: { age = steps that the run is ahead of it, hosts = that hold
--- it, behind_bytes = that the hosts which keep this rank's parts still lack of the next one }; nil without one.
+-- it, behind_bytes = that the hosts which keep this rank's parts still lack of the next one, every = steps from it to
+-- the next, cost = seconds that steps here lose to one, where that is measured }; nil without one.
 function snapshots.newest(run)
   local step = run.snapshots and snapshots.step_of(run, "memory")
   if not step or step <= run.session.first_step then return nil end
-  return { age = run.step - step, hosts = run.snapshots:hosts(),
-    behind_bytes = run.snapshots:behind_bytes() }
+  return { age = run.step - step, hosts = run.snapshots:hosts(), behind_bytes = run.snapshots:behind_bytes(),
+    every = math.max(1, run.memory_due - step), cost = run.pace and run.pace.cost }
 end
 
 local longest_pause = 1024   -- steps
@@ -148,10 +153,15 @@ end
 local function is_due_in_memory(run)
   local task, step = run.snapshotting.memory, snapshots.step_of(run, "memory")
   if task and task:failed() then result_of(run, task, "in memory") end
-  if run.session.trainer:any_failed() then pause_memory(run) elseif task then is_whole(run) end
+  if run.session.trainer:any_failed() then
+    pause_memory(run)
+  elseif task then
+    is_whole(run)
+    run.memory_due = task:step() + (run.pace and pace.next_steps(run) or run.arguments.snapshot.memory_every)
+  end
   run.snapshotting.memory, run.snapshot_failed = nil, false
   return run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and run.snapshots:is_scarce()
-    and run.step >= run.memory_again and run.step ~= step
+    and run.step >= math.max(run.memory_again, run.memory_due) and run.step ~= step
 end
 
 -- The same of the disk.
@@ -169,6 +179,7 @@ function snapshots.after_step(run)
   if not run.snapshots then return end
   local trainer, a = run.session.trainer, run.arguments.snapshot or {}
   local every = a.every or 0
+  if run.pace then pace.step(run.pace, run.snapshotting.memory ~= nil) end
   run.disk_due = run.disk_due
     or a.folder and every > 0 and run.step % every == 0 and run.step ~= snapshots.step_of(run, "disk")
   local in_memory = not trainer:any_writes() and is_due_in_memory(run)

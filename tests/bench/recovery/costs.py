@@ -1,4 +1,5 @@
-"""What snapshots cost: the time that steps lose to one in memory after each of them, and how fast they reach a disk.
+"""What snapshots cost: the time that steps lose to those in memory, as often as they get done and as often as pays, and
+how fast they reach a disk.
 
 Two machines (namespaces, 10 Gb/s) train a pipeline of two stages, one micro-batch at a time: one of the two ranks waits
 at any moment, as processors do beside a GPU. Runs with and without snapshots take turns."""
@@ -16,43 +17,56 @@ from network import Network
 from scenarios import Cluster, is_step
 
 STEPS, WARMUP = 24, 5
+INTERVALS = 2   # of snapshots as often as pays, that are measured
+MODES = {'without': ['--memory=false'], 'each': ['--memory_every=1'], 'as pays': ['--memory_every=0']}
 
 
-def run_steps(hetrun, network, memory, folder):
+def run_steps(hetrun, network, mode, folder):
     """Seconds of each step, and the metrics of the last one."""
     cluster = Cluster(hetrun, network, folder)
     try:
-        cluster.begin([0, 1], ['--batch=16', '--microbatch=16', f'--memory={"true" if memory else "false"}'])
-        times, record = [], None
-        while len(times) < STEPS + WARMUP:
+        cluster.begin([0, 1], ['--batch=16', '--microbatch=16', *MODES[mode]])
+        times, record, steps = [], None, STEPS
+        while len(times) < steps + WARMUP:
             before = record and record['seconds']   # since the run began
             _, record = cluster.until(is_step, 'a step')
             if before:
                 times.append(record['seconds'] - before)
-        return times[WARMUP:], record
+            if mode == 'as pays' and record.get('snapshot_cost_seconds') and steps == STEPS:
+                # The first interval that is chosen by what was measured begins here: so many of these.
+                steps = STEPS + len(times) + INTERVALS * record['snapshot_every_steps']
+                first = len(times)
+        return (times[first:] if mode == 'as pays' else times[WARMUP:]), record
     finally:
         cluster.close()
 
 
 def overhead(hetrun, rounds=3):
     network = Network(2, '10gbit', '100mbit')
-    seconds, last = {False: [], True: []}, None
+    seconds, last = {mode: [] for mode in MODES}, {}
     try:
-        for _ in range(rounds):
-            for memory in (False, True):
+        for turn in range(rounds):
+            for mode in MODES:
+                if mode == 'as pays' and turn > 0:
+                    continue
                 folder = Path(tempfile.mkdtemp())
                 try:
-                    times, record = run_steps(hetrun, network, memory, folder)
+                    times, last[mode] = run_steps(hetrun, network, mode, folder)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
-                seconds[memory] += times
-                last = record if memory else last
+                seconds[mode] += times
     finally:
         network.remove()
-    without, with_snapshots = (statistics.median(seconds[each]) for each in (False, True))
-    return {'step_seconds': without, 'with_snapshots': with_snapshots, 'overhead': with_snapshots / without - 1,
-            'mean_overhead': statistics.mean(seconds[True]) / statistics.mean(seconds[False]) - 1,
-            'snapshot_age_steps': last.get('snapshot_age_steps'), 'state_bytes_of_a_rank': 530e6 / 2}
+    without, each = (statistics.median(seconds[mode]) for mode in ('without', 'each'))
+    paying = last['as pays']
+    step = statistics.median(seconds['as pays'])
+    return {'step_seconds': without, 'with_snapshots': each, 'overhead_each': each / without - 1,
+            'mean_overhead_each': statistics.mean(seconds['each']) / statistics.mean(seconds['without']) - 1,
+            'snapshot_age_steps': last['each'].get('snapshot_age_steps'), 'state_bytes_of_a_rank': 530e6 / 2,
+            # Within one run, so that a busy machine counts for all of its steps alike.
+            'overhead': statistics.mean(seconds['as pays']) / step - 1,
+            'every_steps': paying.get('snapshot_every_steps'), 'cost_seconds': paying.get('snapshot_cost_seconds'),
+            'steps_as_pays': len(seconds['as pays'])}
 
 
 def raw_write(path, size):

@@ -2,7 +2,7 @@
 """Recovery, measured: python3 tests/bench/recovery/run.py build/lua/hetrun [--json] [--trials=100] [--only=PART]
 
 Parts: `pauses` (a rank is lost or silent), `scenarios` (from the loss of machines to the next step, against a restart from
-the cloud), `overhead` (of snapshots after each step), `disk` and `peers` (snapshot files against the raw disk and plain
+the cloud), `overhead` (of snapshots in memory), `disk` and `peers` (snapshot files against the raw disk and plain
 TCP), `day` (a recorded day of spot machines), `chaos` (random faults). Those that need network namespaces are skipped by
 name without root. A quiet machine is needed: figures of a busy one are not worth keeping."""
 

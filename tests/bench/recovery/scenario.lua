@@ -8,6 +8,7 @@ local opt = het.options {
   store     = { "", "gets a copy of each" },
   every     = { 20, "steps between them", min = 1 },
   memory    = { true, "snapshots in the hosts' memory" },
+  memory_every = { 1, "steps between these; 0: as pays", min = 0 },
   layers    = { 14, "of the model", min = 1 },
   width     = { 512, "of the model", min = 64 },
   batch     = { 12, "samples of a step", min = 1 },
@@ -43,8 +44,9 @@ return het.train {
   model = nn.gpt { vocab = corpus.vocab, context = 16, width = opt.width, layers = opt.layers, heads = 8 },
   data = corpus, batch = opt.batch, microbatch = 2, steps = opt.steps, optimizer = optim.adamw { lr = 1e-4 },
   evaluate = { every = 0 },
-  snapshot = { memory = opt.memory, every = opt.every, keep = 2,
-    folder = opt.snapshots ~= "" and opt.snapshots or nil, store = opt.store ~= "" and opt.store or nil },
+  snapshot = { memory = opt.memory, memory_every = opt.memory_every > 0 and opt.memory_every or nil,
+    every = opt.every, keep = 2, folder = opt.snapshots ~= "" and opt.snapshots or nil,
+    store = opt.store ~= "" and opt.store or nil },
   on_change = function(_, change)
     if change.kind == "waiting" then return true end
     local devices = { unpack(change.devices) }

@@ -1,6 +1,8 @@
 #include "core/program/state.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <thread>
 
 #include "core/io/safetensors.h"
 #include "tests/unit/core/testing.h"
@@ -50,4 +52,34 @@ TEST_CASE("a copy of a state stays as it was, and its memory is used again once 
   state->write("longer", Tensor::zeros({DType::f32, {100}}));
   CHECK(values_of(state->copy()->read("longer")) == std::vector<double>(100, 0));
   CHECK(values_of(state->copy()->read("a")) == std::vector<double>{4, 5, 6});
+}
+
+TEST_CASE("what changes a state waits until none reads it in place") {
+  const auto state = reference_state(3);
+  const auto value = [](double first) { return Tensor::of<float>({static_cast<float>(first), 2, 3}, {3}); };
+  state->write("a", value(0));
+  for (int round = 1; round <= 20; ++round) {
+    auto first = state->read_in_place(), second = state->read_in_place();
+    CHECK(first->read("a").bytes() == state->view("a").bytes());
+    CHECK(first->version() == state->version());
+    std::atomic<bool> begun = false;
+    std::thread writer([&] {
+      begun = true;
+      if (round % 2 == 0)
+        state->write("a", value(round));
+      else
+        state->install("a", {}, false, value(round));
+    });
+    while (!begun) std::this_thread::yield();
+    second.reset();
+    for (int i = 0; i < 1000; ++i) {
+      std::this_thread::yield();
+      if (values_of(first->read("a"))[0] != round - 1) break;
+    }
+    const double seen = values_of(first->read("a"))[0];
+    first.reset();
+    writer.join();
+    CHECK(seen == round - 1);
+    CHECK(values_of(state->read("a"))[0] == round);
+  }
 }
