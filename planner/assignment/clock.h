@@ -11,6 +11,12 @@ class Clock {
   using Time = std::chrono::steady_clock::time_point;
   Clock(Time end, std::function<bool()> interrupted) : end_(end), interrupted_(std::move(interrupted)) {}
 
+  // `whole`, and when `also` says so.
+  Clock(const Clock& whole, std::function<bool()> also)
+      : end_(whole.end_), interrupted_([earlier = whole.interrupted_, also = std::move(also)] {
+          return (earlier && earlier()) || also();
+        }) {}
+
   bool passed() const { return std::chrono::steady_clock::now() >= end_ || (interrupted_ && interrupted_()); }
   double seconds_left() const {
     return std::chrono::duration<double>(end_ - std::chrono::steady_clock::now()).count();

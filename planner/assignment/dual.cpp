@@ -197,6 +197,51 @@ bool Dual::solve_at_best(const Clock& clock, std::vector<int>& choice, double& b
   return evaluate(best_prices_, choice, bound, clock);
 }
 
+bool Dual::solve_nearby(Random& random, const Clock& clock, std::vector<int>& choice) {
+  // Equal layers would all switch at the same price, and only all or none of them fit: so each variable has a
+  // factor, and so has each part of the rows.
+  constexpr double kSpreads[] = {0.003, 0.02, 0.1, 0.3}, kPartSpread = 0.15;
+  constexpr size_t kParts = 8;
+  const double spread = kSpreads[random.below(std::size(kSpreads))];
+  double factors[kParts];
+  for (double& factor : factors) factor = 1 + kPartSpread * (random.uniform() - 0.5);
+  std::vector<double> prices = best_prices_;
+  for (size_t row = 0; row < prices.size(); ++row) prices[row] *= factors[row * kParts / prices.size()];
+  std::vector<double> usage = priced(network_, prices);
+  size_t at = 0;
+  for (const NetworkVariable& variable : network_.variables) {
+    const double factor = 1 + spread * (random.uniform() - 0.5);
+    for (size_t s = 0; s < variable.cost.size(); ++s) usage[at++] *= factor;
+  }
+  // The lowest level of prices at which the choice fits, by bisection; or the highest that was tried.
+  constexpr int kTries = 6;
+  double low = 0.9, high = 1.3, unused = 0;
+  bool fitting = false;
+  std::vector<int> tried;
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    const double level = fitting ? (low + high) / 2 : attempt == 0 ? 1.05 : high;
+    unary_ = usage;
+    at = 0;
+    for (const NetworkVariable& variable : network_.variables)
+      for (const double cost : variable.cost) {
+        unary_[at] = level * unary_[at] + cost;
+        ++at;
+      }
+    tried.assign(network_.variables.size(), 0);
+    if (!elimination_.run(unary_, tried, clock, unused)) return false;
+    const bool fits_now = fits(network_, usage_of(network_, tried));
+    if (fits_now || !fitting) choice = tried;
+    if (fits_now) {
+      fitting = true;
+      high = level;
+    } else {
+      low = level;
+      if (!fitting) high = std::max(high, level) * 1.5;
+    }
+  }
+  return true;
+}
+
 void Dual::run(const Clock& clock, const Offer& offer) {
   const size_t rows = prices_.size();
   std::vector<double> direction(rows, 0.0), gradient(rows);
@@ -276,8 +321,15 @@ void Dual::run(const Clock& clock, const Offer& offer) {
       if (direction[row] < 0 && prices_[row] <= 0) direction[row] = 0;
       norm += direction[row] * direction[row];
     }
-    // Nothing exceeds, and no price can sink: these prices are the best.
-    if (norm <= 0) return;
+    if (norm <= 0) {
+      // Nothing exceeds, and no price can sink: these prices are the best; the bound of split tables may
+      // still rise.
+      constexpr int kSweeps = 20;
+      constexpr double kLeastGain = 1e-6;
+      if (elimination_.exact() || (iteration > 2 && gained <= kLeastGain * std::abs(bound_))) return;
+      reparametrise(network_, priced(network_, prices_), kSweeps, clock);
+      continue;
+    }
     const double step = std::max(bound_ + reach - value, 0.0) / norm;
     for (size_t row = 0; row < rows; ++row)
       prices_[row] = std::max(0.0, prices_[row] + step * direction[row]);

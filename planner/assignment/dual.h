@@ -38,6 +38,9 @@ class Dual {
   // Minimise at the best prices; then elimination() may be walked. `bound`: of this minimum. False: out of
   // time.
   bool solve_at_best(const Clock& clock, std::vector<int>& choice, double& bound);
+  // Minimise at prices that differ from the best ones by chance, and are as high as it takes for the choice
+  // to fit (within limits): a start for a search. False: out of time.
+  bool solve_nearby(Random& random, const Clock& clock, std::vector<int>& choice);
   const Elimination& elimination() const { return elimination_; }
 
  private:

@@ -304,7 +304,8 @@ void Search::price(std::vector<double>& unary) const {
   std::vector<double> before(segment_price_.size() + 1, 0.0);
   std::partial_sum(segment_price_.begin(), segment_price_.end(), before.begin() + 1);
   each_item([&](size_t i, const UsageItem& item, const UsageItem& span) {
-    const double all = before[static_cast<size_t>(span.last)] - before[static_cast<size_t>(span.first)];
+    const double all =
+        personal_[i] * (before[static_cast<size_t>(span.last)] - before[static_cast<size_t>(span.first)]);
     if (all == 0) return;
     for (size_t s = 0; s < item.use.size(); ++s)
       unary[piece_.offsets[i] + s] += all * static_cast<double>(item.use[s]);
@@ -336,8 +337,11 @@ bool Search::move(size_t wanted, const Clock& clock) {
   PairModel model = describe();
   const size_t segments = piece_.room.size();
   const bool feasible = excess_ <= 0;
-  constexpr double kSmallTables = 3e3, kLargeTables = 2e5;
-  const double most_entries = kSmallTables * std::pow(kLargeTables / kSmallTables, random_.uniform());
+  // Large pieces get small tables, so that a move takes no more than a part of a second.
+  constexpr double kSmallTables = 1e3, kLargeTables = 2e5, kAllTables = 3e7;
+  const double largest =
+      std::clamp(kAllTables / static_cast<double>(piece_.variables.size()), kSmallTables, kLargeTables);
+  const double most_entries = kSmallTables * std::pow(largest / kSmallTables, random_.uniform());
   const PairModel described = model;
   Elimination elimination(std::move(model), most_entries, TooLarge::hold, random_);
 
@@ -359,6 +363,12 @@ bool Search::move(size_t wanted, const Clock& clock) {
   std::vector<double> unary, gradient(segments);
   std::vector<int> choice;
   std::vector<int64_t> used(segments + 1);
+  // Equal layers would all switch at the same price, and only all or none of them fit: each variable has its
+  // own.
+  constexpr std::array<double, 6> kSpreads{0, 0, 0.003, 0.02, 0.1, 0.3};
+  const double spread = kSpreads[random_.below(kSpreads.size())];
+  personal_.resize(piece_.variables.size());
+  for (double& factor : personal_) factor = 1 + spread * (random_.uniform() - 0.5);
   const double rounding = negligible(piece_.cost);
   const bool plateau = random_.below(4) != 0;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -396,7 +406,7 @@ bool Search::move(size_t wanted, const Clock& clock) {
     if (segments == 0 || norm <= 0) return false;
     if (feasible) {
       if (bound >= -rounding) return false;  // no choice of this piece is better and fits
-      if (attempt + 1 == kAttempts) return walk(elimination, described, bound, clock);
+      if (attempt + 1 == kAttempts) return spread == 0 && walk(elimination, described, bound, clock);
       const double step = (0.5 + random_.uniform()) * -bound / norm;
       for (size_t i = 0; i < segments; ++i)
         segment_price_[i] = std::max(0.0, segment_price_[i] + step * gradient[i]);
@@ -428,7 +438,7 @@ bool Search::walk(const Elimination& elimination, const PairModel& model, double
   branching.bound = bound;
   branching.least_gain = negligible(piece_.cost);
   constexpr int64_t kMostNodes = 4000;
-  branching.most_nodes = kMostNodes;
+  branching.most_nodes = kMostNodes + 2 * std::ssize(piece_.variables);
   double best = 0;
   std::vector<int> found;
   branch_and_bound(std::move(branching), clock, [&](const std::vector<int>& choice) {
@@ -446,11 +456,13 @@ bool Search::walk(const Elimination& elimination, const PairModel& model, double
   return true;
 }
 
-void Search::run(const Clock& clock, double target) {
+void Search::run(const Clock& clock, double target, double patience) {
   int without = 0;
   size_t sizes = 1;
   while (sizes < kSizes.size() && kSizes[sizes - 1] < network_.variables.size()) ++sizes;
-  while (!clock.passed() && !(best_ && best_cost_ <= target)) {
+  double last_gain = clock.seconds_left();
+  while (!clock.passed() && !(best_ && best_cost_ <= target) &&
+         last_gain - clock.seconds_left() <= patience) {
     // Each size gets time by what it gained lately, and a little in any case.
     const double all = std::accumulate(gain_rate_.begin(), gain_rate_.end(), 0.0);
     size_t size = 0;
@@ -475,6 +487,7 @@ void Search::run(const Clock& clock, double target) {
     gain_rate_[size] = gained_[size] / (spent_[size] + 0.05);
     for (double& each : seconds_) each *= old;
     seconds_[size] += seconds;
+    if (better) last_gain = clock.seconds_left();
     ++moves_;
     without = better ? 0 : without + 1;
     constexpr int kPatience = 60;

@@ -48,8 +48,9 @@ class Search {
 
   // Go on from this choice, which may exceed rows.
   void start(const std::vector<int>& choice);
-  // Improve until the clock has run out, or the best costs at most `target`.
-  void run(const Clock& clock, double target);
+  // Improve until the clock has run out, the best costs at most `target`, or nothing was gained for
+  // `patience` seconds.
+  void run(const Clock& clock, double target, double patience);
   // Until the state fits. True: it does.
   bool repair(const Clock& clock);
   int64_t moves() const { return moves_; }
@@ -106,8 +107,9 @@ class Search {
   double best_cost_ = kBlocked;
 
   Piece piece_;
-  std::vector<int> place_;             // by variable, in the piece; -1: not in it
-  std::vector<double> segment_price_;  // in a move
+  std::vector<int> place_;  // by variable, in the piece; -1: not in it
+  std::vector<double> segment_price_,
+      personal_;  // in a move: of the segments, and a factor for each variable
   int64_t moves_ = 0;
   // By size of neighbourhood: gain by second; seconds, gains and seconds again, what is long ago counting
   // less.

@@ -29,7 +29,9 @@ class Solving {
           AssignmentResult& result)
       : problem_(problem), options_(options), clock_(clock), result_(result) {}
 
-  Outcome run(Forbidden forbidden, const Clock& clock) {
+  // `may_give_up`: while nothing is found, only this share of the time is used.
+  Outcome run(Forbidden forbidden, bool may_give_up, double share) {
+    const Clock& clock = clock_;
     Outcome outcome;
     constexpr double kPresolveShare = 0.2;
     Reduction reduction(build_network(problem_, forbidden),
@@ -48,7 +50,7 @@ class Solving {
       outcome.bound = network.constant;
       outcome.proven = true;
     } else {
-      search(network, clock, outcome);
+      search(network, may_give_up ? clock.seconds_left() * (1 - share) : 0, outcome);
       if (!outcome.choice.empty()) outcome.choice = reduction.expand(outcome.choice);
     }
     if (!outcome.choice.empty()) outcome.choice.resize(problem_.nodes.size());
@@ -58,8 +60,11 @@ class Solving {
  private:
   // Prices are found with small tables, unless larger ones make the elimination exact; the bound is raised
   // with larger ones.
-  void search(Network& network, const Clock& clock, Outcome& outcome) {
+  void search(Network& network, double kept_seconds, Outcome& outcome) {
+    const Clock& whole = clock_;
     Search search(network, options_.seed);
+    // Nothing is found: the time ends earlier.
+    const Clock clock(whole, [&] { return !search.found() && whole.seconds_left() < kept_seconds; });
     Random random(options_.seed);
     constexpr double kLargeTables = 1 << 20, kSmallTables = 1 << 12, kQuickWork = 1e8, kFewest = 200;
     constexpr size_t kFew = 3000;  // variables for which the order of elimination takes no time
@@ -106,15 +111,15 @@ class Solving {
       });
     };
     constexpr int64_t kFewNodes = 20'000;
-    if (fine) exhausted = walk(*fine, kFewNodes, clock.within(0.05 * all));
-    constexpr double kShares[] = {0.2, 0.35, 0.1, 1.0};  // dual, search, dual, search
+    if (!quick) exhausted = walk(*fine, kFewNodes, clock.within(0.05 * all));
+    constexpr double kShares[] = {0.2, 0.3, 0.06, 1.0};  // dual, search, dual, search
     for (int phase = 0; phase < 4 && !clock.passed() && !exhausted && !proven(); ++phase) {
       const Clock part = clock.within(phase == 3 ? clock.seconds_left() : kShares[phase] * all);
       if (phase % 2 == 0) {
         coarse.run(part, offer);
         search.set_prices(coarse.prices());
         if (proven() || clock.passed()) break;
-        constexpr double kFineShare = 0.05;
+        constexpr double kFineShare = 0.04, kWalkShare = 0.02;
         if (quick && !coarse.exact()) {
           const Clock refining = clock.within(kFineShare * all);
           if (!fine) fine.emplace(network, random, kLargeTables);
@@ -123,8 +128,17 @@ class Solving {
           fine->run(refining, offer);
         }
         constexpr int64_t kMostNodes = 3'000'000;
-        if (!proven()) exhausted = walk(fine ? *fine : coarse, kMostNodes, clock.within(kFineShare * all));
+        if (!proven()) exhausted = walk(fine ? *fine : coarse, kMostNodes, clock.within(kWalkShare * all));
         continue;
+      }
+      // Some starts are better than others by more than the search makes up for.
+      constexpr int kStarts = 3;
+      const Clock starting = part.within(0.1 * all);
+      std::vector<int> nearby;
+      for (int i = 0;
+           i < kStarts && !network.capacity.empty() && coarse.solve_nearby(random, starting, nearby); ++i) {
+        search.offer(nearby);
+        if (choice.empty()) choice = nearby;
       }
       if (search.found())
         search.start(search.best());
@@ -132,7 +146,20 @@ class Solving {
         search.start(choice);
       else
         search.start(std::vector<int>(network.variables.size(), 0));
-      search.run(part, bound() + kWhole);
+      // When nothing is gained any more, another start: from the dual at other prices, and from the best in
+      // turn.
+      constexpr double kPatienceShare = 0.03, kRepairShare = 0.03;
+      for (int start = 1; !clock.passed() && !proven(); ++start) {
+        search.run(part, bound() + kWhole, kPatienceShare * all);
+        if (part.passed() || proven()) break;
+        if (start % 3 == 0 && search.found()) {
+          search.start(search.best());
+        } else {
+          if (!coarse.solve_nearby(random, part, choice)) break;
+          search.start(choice);
+          search.repair(part.within(kRepairShare * all));
+        }
+      }
     }
     outcome.bound = is_blocked(bound()) ? std::numeric_limits<double>::infinity() : bound();
     outcome.proven = exhausted || proven();
@@ -196,15 +223,16 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
   const Clock clock(std::chrono::steady_clock::now() + span, options.stop);
   Solving solving(problem, options, clock, result);
   const bool forbidden = has_forbidden(problem);
-  constexpr double kShareWithout = 0.6;  // of the time, while nothing without forbidden costs is found
-  Outcome outcome = solving.run(Forbidden::block, clock);
-  static_cast<void>(kShareWithout);
+  // The search without forbidden costs gets most of the time, and goes on to its end once it has found
+  // something.
+  constexpr double kShareWithout = 0.6;
+  Outcome outcome = solving.run(Forbidden::block, forbidden, kShareWithout);
   if (forbidden) {
     const double least = least_forbidden(problem);
     const bool enough =
         !outcome.choice.empty() && static_cast<double>(evaluate(problem, outcome.choice).cost) < least;
     if (!enough) {
-      Outcome counted = solving.run(Forbidden::count, clock);
+      Outcome counted = solving.run(Forbidden::count, false, 1);
       counted.bound = std::max(counted.bound, std::min(outcome.bound, least));
       outcome = std::move(counted);
     }

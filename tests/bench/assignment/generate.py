@@ -7,7 +7,7 @@ Nodes are tensors and operators. A strategy shards a node's dimensions over the 
 one more choice, the contracted dimension. Edges cost the bytes that resharding moves, and aliases (an optimizer
 updates its parameter in place) forbid everything else. A node uses memory from its operator to its last reader;
 activations are read again in the backward pass. `--tightness`: 0 allows what each node would choose alone, 1 hardly
-more than the least that all together can use.
+more than the least that all together can use. `--share`: all layers have the same weights.
 """
 import argparse
 import itertools
@@ -179,28 +179,39 @@ class Graph:
               file=sys.stderr)
 
 
-def transformer(graph, layers, batch, tokens, width, copies):
-    """Forward, backward and update; `copies` elementwise operators stand between products."""
+def transformer(graph, layers, batch, tokens, width, copies, share):
+    """Forward, backward and update; `copies` elementwise operators stand between products. With `share` all layers have
+    the same weights: nodes of many edges."""
     hidden = (batch, tokens, width)
+    weights, sums = {}, {}
+
+    def weight(name, dims):
+        if not share or (name, dims) not in weights:
+            weights[name, dims] = graph.parameter(dims)
+        return weights[name, dims]
 
     def chain(dims, node):
         for _ in range(graph.random.randint(0, 2 * copies)):
             node = graph.elementwise(dims, node)
         return node
 
+    def update(w, shape, g):
+        graph.alias(shape, graph.parameter(shape), g)
+        graph.alias(shape, w, g)
+
     x = graph.elementwise(hidden, graph.parameter(hidden))
     saved = []
     for _ in range(layers):
         wide = width * graph.random.choice([2, 4])
         norm = chain(hidden, graph.elementwise(hidden, x))
-        wq, wk, wv, wo = (graph.parameter((width, width)) for _ in range(4))
+        wq, wk, wv, wo = (weight(name, (width, width)) for name in ("q", "k", "v", "o"))
         q, k, v = (chain(hidden, graph.product(batch, tokens, width, width, norm, w)) for w in (wq, wk, wv))
         scores = chain(hidden, graph.elementwise(hidden, q, k))
         mixed = chain(hidden, graph.elementwise(hidden, scores, v))
         attended = graph.product(batch, tokens, width, width, mixed, wo)
         y = graph.elementwise(hidden, x, attended)
         norm2 = chain(hidden, graph.elementwise(hidden, y))
-        up, down = graph.parameter((width, wide)), graph.parameter((wide, width))
+        up, down = weight("up", (width, wide)), weight("down", (wide, width))
         h = graph.product(batch, tokens, width, wide, norm2, up)
         active = chain((batch, tokens, wide), graph.elementwise((batch, tokens, wide), h))
         z = graph.product(batch, tokens, wide, width, active, down)
@@ -228,10 +239,13 @@ def transformer(graph, layers, batch, tokens, width, copies):
         d = graph.elementwise(hidden, d, total)
         for w, g, shape in ((wq, grads[0], (width, width)), (wk, grads[1], (width, width)), (wv, grads[2], (width, width)),
                             (wo, go, (width, width)), (up, gup, (width, wide)), (down, gdown, (wide, width))):
-            moment = graph.parameter(shape)
             g = chain(shape, g)
-            graph.alias(shape, moment, g)
-            graph.alias(shape, w, g)
+            if share:
+                sums[w] = (shape, graph.elementwise(shape, sums[w][1], g) if w in sums else g)
+            else:
+                update(w, shape, g)
+    for w, (shape, g) in sums.items():
+        update(w, shape, g)
 
 
 def down_t(graph, parameter, dims):
@@ -245,6 +259,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--share", action="store_true", help="all layers have the same weights")
     parser.add_argument("--mesh", default="4,8")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tightness", type=float, default=0.7)
@@ -253,7 +268,7 @@ def main():
     parser.add_argument("--width", type=int, default=2048)
     options = parser.parse_args()
     graph = Graph([int(n) for n in options.mesh.split(",")], options.seed)
-    transformer(graph, options.layers, options.batch, options.tokens, options.width, options.copies)
+    transformer(graph, options.layers, options.batch, options.tokens, options.width, options.copies, options.share)
     graph.write(sys.stdout, f"transformer-{options.layers}-{options.seed}", options.tightness)
 
 
