@@ -344,7 +344,7 @@ TEST_CASE("local search leaves choices that do not fit, and comes near the optim
     int asked = 0;
     const Clock some(std::chrono::steady_clock::now() + std::chrono::hours(1),
                      [&] { return ++asked > 20'000; });
-    search.run(some, optimum);
+    search.run(some, optimum, 1e9);
     INFO("seed " << seed << ", optimum " << optimum << ", found " << search.best_cost());
     CHECK(fits(network, usage_of(network, search.best())));
     CHECK(search.best_cost() == Approx(cost_of(network, search.best())));
