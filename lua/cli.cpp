@@ -127,6 +127,8 @@ const std::vector<Subcommand>& subcommands() {
        "what the recipe's own plan does in a step, simulated; or measured plans: --help"},
       {"profile", "RECIPE [--out=FILE ...]",
        "measure the recipe's layers and links on this machine, for plans; --help"},
+      {"solve", "FILE [--seconds=60 ...]",
+       "choose strategies for a graph in the form of google/iopddl, with a proven bound; --help"},
       {"snapshot", "list|show|verify|copy|import|export PLACE [TO]",
        "look at snapshots, check them, copy them, make them of a saved model and the other way; --help"},
       {"status", "[--rendezvous=PLACE ...]",

@@ -146,6 +146,7 @@ void add_system(lua_State* L);
 void add_cluster(lua_State* L);
 void add_planner(lua_State* L);
 void add_hap(lua_State* L);
+void add_assignment(lua_State* L);
 void add_profile(lua_State* L);
 void add_mesh(lua_State* L);
 void add_snapshot(lua_State* L);

@@ -123,6 +123,7 @@ State::State(const Settings& settings, Gpus gpus) {
   add_cluster(L_);
   add_planner(L_);
   add_hap(L_);
+  add_assignment(L_);
   add_profile(L_);
   add_mesh(L_);
   add_snapshot(L_);

@@ -265,7 +265,7 @@ class References(Case):
 
     def test_options_exist(self):
         help_texts = [self.hetrun(words).stdout for words in (
-            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach')),
+            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve')),
             *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
         known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
         for page in PAGES:

@@ -12,8 +12,9 @@ from mistakes import Policies, Mistakes
 from pages import Pages
 from plans import Plans, Replans, Simulations
 from profiles import Profiles
+from solving import Solving
 
-__all__ = ['Measured', 'Policies', 'Mistakes', 'Pages', 'Plans', 'Replans', 'Simulations', 'Profiles']
+__all__ = ['Measured', 'Policies', 'Mistakes', 'Pages', 'Plans', 'Replans', 'Simulations', 'Profiles', 'Solving']
 
 if __name__ == '__main__':
     unittest.main(argv=sys.argv[:1] + sys.argv[1:])

@@ -424,7 +424,7 @@ class CommandLine(Case):
         for words, option in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
-                            ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume')):
+                            ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume'), ('solve', '--seconds')):
             self.assertIn(option, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
 

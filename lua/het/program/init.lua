@@ -144,6 +144,8 @@ function program.snapshot(...) return require("het.snapshot.command").run(...) e
 function program.status(...) return require("het.program.control").status(...) end
 --- `hetrun attach [WORD]`.
 function program.attach(...) return require("het.program.control").attach(...) end
+--- `hetrun solve FILE`.
+function program.solve(...) return require("het.solve.command").run(...) end
 --- `hetrun docs FOLDER`.
 function program.docs(folder) return require("het.program.docs").write(folder) end
 

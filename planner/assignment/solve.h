@@ -1,0 +1,45 @@
+// The solver of assignment problems: a choice, what it costs, and a proven lower bound, within a time limit.
+//
+//   presolve ─▶ dual (prices of rows, bound) ─▶ branch and bound ─▶ local search in large neighbourhoods
+//
+// Small problems, and large ones without tight usage whose graph is nearly a tree, are solved to the proven
+// optimum; the solver then returns early, and the result does not depend on the machine. Else it uses all of
+// its time.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "planner/assignment/problem.h"
+
+namespace het::planner::assignment {
+
+struct SolveOptions {
+  double seconds = 60;
+  uint64_t seed = 1;
+  std::function<bool()> stop;                   // asked often, by the same thread; true ends the search
+  std::function<void(WideCost cost)> improved;  // a better choice was found
+};
+
+struct AssignmentResult {
+  bool feasible = false;    // there is a choice
+  std::vector<int> choice;  // a strategy for each node
+  WideCost cost = 0;
+  bool has_bound = false;
+  WideCost bound = 0;       // no feasible choice costs less
+  bool optimal = false;     // proven: cost == bound; or, when not feasible, that nothing is
+  std::string why_not;      // why there is no choice
+  WideCost peak_usage = 0;  // of the choice, first at peak_time
+  int64_t peak_time = 0;
+  int variables = 0, pairs = 0, rows = 0;  // after presolve
+  int64_t moves = 0;                       // of the local search
+
+  // (cost - bound) / |cost|, at least 0; 0 when proven.
+  double gap() const;
+};
+
+// Throws Error(usage) when the problem is not valid.
+AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& options = {});
+
+}  // namespace het::planner::assignment
