@@ -379,8 +379,8 @@ Tensor shuffled_rows(Tensor& tensor, int64_t size, int64_t seed, int64_t start, 
   return result;
 }
 
-// {kind = "shapes", count, size, classes, seed} or {kind = "cifar10", path} -> pixels, labels, how many are held
-// out
+// {kind = "shapes", count, size, classes, seed} or {kind = "cifar10", path} -> pixels, labels, how many are
+// held out
 int new_images(lua_State* L) {
   if (!lua_istable(L, 1)) wrong_argument(L, 1, "a table of settings");
   const std::string kind = field<std::string>(L, 1, "kind").value_or("shapes");
@@ -428,13 +428,13 @@ void add_data(lua_State* L) {
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
   make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_read>("read")},
                            &stored_index);
-  set_functions(
-      L, "native.",
-      {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
-       bind<&shuffled_rows>("shuffled_rows"), bind<&new_images>("images"), bind<&safetensors_read>("safetensors_read"),
-       bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
-       bind<&save_files>("save_files"), bind<&json_read>("json_read"), bind<&json_write>("json_write"),
-       bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
+  set_functions(L, "native.",
+                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
+                 bind<&shuffled_rows>("shuffled_rows"), bind<&new_images>("images"),
+                 bind<&safetensors_read>("safetensors_read"), bind<&safetensors_open>("safetensors_open"),
+                 bind<&stored_joined>("stored_joined"), bind<&save_files>("save_files"),
+                 bind<&json_read>("json_read"), bind<&json_write>("json_write"),
+                 bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
   lua_pushlightuserdata(L, nullptr);
   lua_setfield(L, -2, "null");
 }

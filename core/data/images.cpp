@@ -98,9 +98,10 @@ void read_records(const OpenFile& file, int64_t count, uint8_t* pixels, int32_t*
 
 Images draw_shapes(int64_t count, int64_t size, int64_t classes, int64_t seed) {
   if (count < 1 || size < 8 || size > 4096 || classes < 1 || classes > kShapes)
-    fail_usage("{} images of {} by {} pixels of {} shapes: 1 image or more, 8 to 4096 pixels and 1 to {} shapes "
-               "work",
-               count, size, size, classes, kShapes);
+    fail_usage(
+        "{} images of {} by {} pixels of {} shapes: 1 image or more, 8 to 4096 pixels and 1 to {} shapes "
+        "work",
+        count, size, size, classes, kShapes);
   const TensorType type{DType::u8, {count, kChannels, size, size}};
   elements_of(type.shape);
   Images images{Tensor(type), Tensor({DType::i32, {count}}), 0};
@@ -126,8 +127,8 @@ Images read_cifar10(const Path& folder) {
     if (i == 1 || kind_of(path) != FileKind::none) open(path);
   }
   open(folder.child("test_batch.bin"));
-  Images images{Tensor({DType::u8, {total, kChannels, kCifarSize, kCifarSize}}), Tensor({DType::i32, {total}}),
-                counts.back()};
+  Images images{Tensor({DType::u8, {total, kChannels, kCifarSize, kCifarSize}}),
+                Tensor({DType::i32, {total}}), counts.back()};
   int64_t at = 0;
   for (size_t f = 0; f < files.size(); ++f) {
     read_records(files[f], counts[f], images.pixels.data<uint8_t>() + at * kCifarPixels,

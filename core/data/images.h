@@ -13,8 +13,8 @@ struct Images {
   int64_t held = 0;  // the last images, that are kept for validation
 };
 
-// Kinds of shapes that can be drawn: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, bars,
-// columns.
+// Kinds of shapes that can be drawn: disk, ring, square, frame, diamond, triangle, cross, diagonal cross,
+// bars, columns.
 inline constexpr int64_t kShapes = 10;
 
 // `count` images of `size` by `size`, each of one shape of `classes` kinds somewhere in it; its place, its

@@ -36,7 +36,8 @@ Convolution sizes_of(const OpCall& call, const Shape& image, const Shape& weight
   const auto check = [&](std::string_view name, std::pair<int64_t, int64_t> pair, int64_t least) {
     for (const auto& [value, what] : {std::pair{pair.first, "rows"}, {pair.second, "columns"}})
       if (value < least || value > kMost)
-        refuse(call, fmt::format("{} = {} of {} has to be between {} and {}", name, value, what, least, kMost));
+        refuse(call,
+               fmt::format("{} = {} of {} has to be between {} and {}", name, value, what, least, kMost));
   };
   check("kernel", {weight[2], weight[3]}, 1);
   with_context([&] { return fmt::format("operator {}", call.op.name); },
@@ -46,7 +47,8 @@ Convolution sizes_of(const OpCall& call, const Shape& image, const Shape& weight
                  check("dilation", pair_of(call.attributes, "dilation", 1), 1);
                });
   const Convolution c = convolution_of(image, weight, call.attributes);
-  for (const auto& [window, size, what] : {std::tuple{c.rows, c.height, "rows"}, {c.columns, c.width, "columns"}}) {
+  for (const auto& [window, size, what] :
+       {std::tuple{c.rows, c.height, "rows"}, {c.columns, c.width, "columns"}}) {
     if (places_of(window, size) < 1)
       refuse(call, fmt::format("a window reaches over {} {}, and with the padding images have {}",
                                extent_of(window), what, size + 2 * window.padding));
@@ -162,9 +164,10 @@ std::vector<OpDef> conv_ops() {
       {.name = "conv2d",
        .signature = "x[b, (g ci), h, w]:T, weight[(g co), ci, kh, kw]:T, bias?[(g co)]:A → "
                     "y[b, (g co), oh, ow]:T",
-       .doc = "Each result is the sum of a window of x times the weight, + bias. `stride`, `padding` (zeros "
-              "around the image) and `dilation` are one number or {of rows, of columns}; with `groups`, results "
-              "of a group are of the group's channels alone.",
+       .doc =
+           "Each result is the sum of a window of x times the weight, + bias. `stride`, `padding` (zeros "
+           "around the image) and `dilation` are one number or {of rows, of columns}; with `groups`, results "
+           "of a group are of the group's channels alone.",
        .attributes = attributes_with({}),
        .infer = infer_conv2d,
        .gradient = gradient_conv2d,
@@ -192,13 +195,16 @@ std::vector<OpDef> conv_ops() {
                     {.partial = "dy dx"},
                     {.partial = "weight dx"}},
        .never_cut = kWholeImages,
-       .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
-                      std::span<const TensorSlice> outputs) { return localize(call, outputs[0], inputs[1]); }},
+       .localize =
+           [](const OpCall& call, std::span<const TensorSlice> inputs, std::span<const TensorSlice> outputs) {
+             return localize(call, outputs[0], inputs[1]);
+           }},
       {.name = "conv2d_weight_gradient",
        .signature = "dy[b, (g co), oh, ow]:T, x[b, (g ci), h, w]:T → dweight[(g co), ci, kh, kw]:A +=, "
                     "dbias[(g co)]:A +=",
-       .doc = "The gradient of conv2d's weight, whose windows are `kernel` {kh, kw}, and with `bias` the sums "
-              "of dy's channels.",
+       .doc =
+           "The gradient of conv2d's weight, whose windows are `kernel` {kh, kw}, and with `bias` the sums "
+           "of dy's channels.",
        .attributes = attributes_with({"kernel", "bias"}),
        .infer = infer_weight_gradient,
        .flops = [](const OpCall& call, Outputs outputs) { return flops(call[0], outputs[0]); },
@@ -210,8 +216,10 @@ std::vector<OpDef> conv_ops() {
                     {.partial = "dy dweight dbias"},
                     {.partial = "x dweight"}},
        .never_cut = kWholeImages,
-       .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
-                      std::span<const TensorSlice> outputs) { return localize(call, inputs[1], outputs[0]); }},
+       .localize =
+           [](const OpCall& call, std::span<const TensorSlice> inputs, std::span<const TensorSlice> outputs) {
+             return localize(call, inputs[1], outputs[0]);
+           }},
   };
 }
 

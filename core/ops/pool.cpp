@@ -32,8 +32,8 @@ Shape pooled(const OpCall& call, const Shape& image) {
   if (call.attributes.has("padding")) {
     const auto padding = pair_setting(call, "padding", 0);
     if (2 * padding.first > kernel.first || 2 * padding.second > kernel.second)
-      refuse(call, fmt::format("padding = {{{}, {}}} can be half of kernel = {{{}, {}}} at most", padding.first,
-                               padding.second, kernel.first, kernel.second));
+      refuse(call, fmt::format("padding = {{{}, {}}} can be half of kernel = {{{}, {}}} at most",
+                               padding.first, padding.second, kernel.first, kernel.second));
   }
   setting<bool>(call, "count_include_pad", true);
   const Pooling p = pooling_of(image, call.attributes);
@@ -61,8 +61,7 @@ Types infer_adaptive(const OpCall& call) {
 }
 
 void require_gradient(const OpCall& call, const Shape& wanted) {
-  if (call[0].shape != wanted)
-    refuse(call, fmt::format("dy has to have the shape {}", to_string(wanted)));
+  if (call[0].shape != wanted) refuse(call, fmt::format("dy has to have the shape {}", to_string(wanted)));
 }
 
 Types infer_max_gradient(const OpCall& call) {
@@ -101,7 +100,8 @@ std::vector<ValueId> gradient_avg(GradientCall& call) {
   Attributes attributes{{"size", std::vector<int64_t>{image[2], image[3]}}};
   for (const auto& [name, value] : call.node.attributes.entries())
     if (name != "output_size") attributes.set(name, value);
-  return {call.graph.call(std::string(call.node.op->name) + "_gradient", {call.output_gradients[0]}, attributes)};
+  return {
+      call.graph.call(std::string(call.node.op->name) + "_gradient", {call.output_gradients[0]}, attributes)};
 }
 
 // An addition or a comparison for each element of each window.
@@ -136,14 +136,15 @@ std::vector<OpDef> pool_ops() {
   return {
       {.name = "max_pool2d",
        .signature = "x[b, c, h, w]:T → y[b, c, oh, ow]:T",
-       .doc = "The largest of each window of `kernel`, `stride` apart (default: kernel), with `padding` that is "
-              "never the largest; each is one number or {of rows, of columns}.",
+       .doc =
+           "The largest of each window of `kernel`, `stride` apart (default: kernel), with `padding` that is "
+           "never the largest; each is one number or {of rows, of columns}.",
        .attributes = max_attributes,
        .infer = infer_pool,
        .gradient =
            [](GradientCall& call) {
-             return std::vector{call.graph.call("max_pool2d_gradient", {call.output_gradients[0], call.input(0)},
-                                                call.node.attributes)};
+             return std::vector{call.graph.call(
+                 "max_pool2d_gradient", {call.output_gradients[0], call.input(0)}, call.node.attributes)};
            },
        .flops = pool_flops,
        .sharding = kMaxRules,
@@ -158,8 +159,9 @@ std::vector<OpDef> pool_ops() {
        .never_cut = kWholeImages},
       {.name = "avg_pool2d",
        .signature = "x[b, c, h, w]:T → y[b, c, oh, ow]:T",
-       .doc = "The mean of each window of `kernel`, `stride` apart (default: kernel), with `padding` of zeros, "
-              "which count unless `count_include_pad` is false; each is one number or {of rows, of columns}.",
+       .doc =
+           "The mean of each window of `kernel`, `stride` apart (default: kernel), with `padding` of zeros, "
+           "which count unless `count_include_pad` is false; each is one number or {of rows, of columns}.",
        .attributes = avg_attributes,
        .infer = infer_pool,
        .gradient = gradient_avg,
@@ -176,7 +178,8 @@ std::vector<OpDef> pool_ops() {
        .never_cut = kWholeImages},
       {.name = "adaptive_avg_pool2d",
        .signature = "x[b, c, h, w]:T → y[b, c, oh, ow]:T",
-       .doc = "Means of as many windows as `output_size`, one number or {rows, columns}, which cover an image of "
+       .doc = "Means of as many windows as `output_size`, one number or {rows, columns}, which cover an "
+              "image of "
               "any size: window i begins at ⌊i h / oh⌋ and ends before ⌈(i + 1) h / oh⌉.",
        .attributes = {"output_size"},
        .infer = infer_adaptive,

@@ -12,9 +12,10 @@ std::pair<int64_t, int64_t> pair_of(const Attributes& attributes, std::string_vi
   }
   const auto list = attributes.get<std::vector<int64_t>>(name);
   if (list.size() != 2)
-    fail_usage("attribute '{}' = {{{}}} has {} numbers; one for both dimensions, or {{of rows, of columns}}, is "
-               "needed",
-               name, fmt::join(list, ", "), list.size());
+    fail_usage(
+        "attribute '{}' = {{{}}} has {} numbers; one for both dimensions, or {{of rows, of columns}}, is "
+        "needed",
+        name, fmt::join(list, ", "), list.size());
   return {list[0], list[1]};
 }
 

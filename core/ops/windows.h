@@ -10,8 +10,8 @@
 
 namespace het {
 
-// Along one dimension of an image. Window i has `kernel` elements, `dilation` apart, from i * stride - padding
-// on; what lies outside the image is padding.
+// Along one dimension of an image. Window i has `kernel` elements, `dilation` apart, from i * stride -
+// padding on; what lies outside the image is padding.
 struct Window {
   int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
 };

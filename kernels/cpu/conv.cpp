@@ -13,9 +13,9 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int64_t kColumnElements = int64_t{1} << 19;        // of a tile's matrix of columns, about
-constexpr int64_t kFewestPlaces = 192, kMostPlaces = 4096;   // of a tile, about
-constexpr int64_t kSmallWeight = int64_t{1} << 18;           // every thread may sum its own gradient of it
+constexpr int64_t kColumnElements = int64_t{1} << 19;       // of a tile's matrix of columns, about
+constexpr int64_t kFewestPlaces = 192, kMostPlaces = 4096;  // of a tile, about
+constexpr int64_t kSmallWeight = int64_t{1} << 18;          // every thread may sum its own gradient of it
 
 HET_INLINE int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 HET_INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -138,7 +138,9 @@ void take(const Convolution& c, const T* dy, Range rows, int64_t first, int64_t 
 }
 
 template <typename T>
-constexpr DType kType = sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, bf16> ? DType::bf16 : DType::f16;
+constexpr DType kType = sizeof(T) == 4            ? DType::f32
+                        : std::is_same_v<T, bf16> ? DType::bf16
+                                                  : DType::f16;
 
 // y = weight * columns + bias
 template <typename T>
@@ -190,8 +192,8 @@ std::unique_ptr<Kernel> make_conv2d(const Convolution& c, bool has_bias) {
 
 std::unique_ptr<Kernel> prepare_conv2d(const KernelRequest& request) {
   require_packed_floats(request);
-  const Convolution c = convolution_of(request.inputs[0].type.shape, request.inputs[1].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.inputs[0].type.shape, request.inputs[1].type.shape, request.attributes);
   return for_float(request, request.inputs[0].type.dtype,
                    [&]<typename T>(T) { return make_conv2d<T>(c, present(request.inputs, 2)); });
 }
@@ -269,8 +271,8 @@ std::unique_ptr<Kernel> make_input_gradient(const Convolution& c) {
 
 std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request) {
   require_packed_floats(request);
-  const Convolution c = convolution_of(request.outputs[0].type.shape, request.inputs[1].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.outputs[0].type.shape, request.inputs[1].type.shape, request.attributes);
   return for_float(request, request.inputs[0].type.dtype,
                    [&]<typename T>(T) { return make_input_gradient<T>(c); });
 }
@@ -363,8 +365,8 @@ std::unique_ptr<Kernel> make_weight_gradient(const Convolution& c, uint32_t accu
 
 std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request) {
   require_packed_floats(request);
-  const Convolution c = convolution_of(request.inputs[1].type.shape, request.outputs[0].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.inputs[1].type.shape, request.outputs[0].type.shape, request.attributes);
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
     return make_weight_gradient<T>(c, request.accumulate, present(request.outputs, 1));
   });

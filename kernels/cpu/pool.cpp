@@ -92,20 +92,20 @@ std::unique_ptr<Kernel> prepare_max_gradient(const KernelRequest& request) {
   require_packed_floats(request);
   const Pooling p = pooling_of(request.inputs[1].type.shape, request.attributes);
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
-    return make_gradient<T>(p, [p](const KernelArguments& a, int64_t first, float* sums, Range rows,
-                                   Range columns, float dy) {
-      const T* x = a.in<T>(1) + first;
-      int64_t place = rows.begin * p.columns.size + columns.begin;
-      float most = static_cast<float>(x[place]);
-      for (int64_t iy = rows.begin; iy < rows.end; ++iy)
-        for (int64_t ix = columns.begin; ix < columns.end; ++ix) {
-          const float value = static_cast<float>(x[iy * p.columns.size + ix]);
-          if (!(value > most || value != value)) continue;
-          most = value;
-          place = iy * p.columns.size + ix;
-        }
-      sums[place] += dy;
-    });
+    return make_gradient<T>(
+        p, [p](const KernelArguments& a, int64_t first, float* sums, Range rows, Range columns, float dy) {
+          const T* x = a.in<T>(1) + first;
+          int64_t place = rows.begin * p.columns.size + columns.begin;
+          float most = static_cast<float>(x[place]);
+          for (int64_t iy = rows.begin; iy < rows.end; ++iy)
+            for (int64_t ix = columns.begin; ix < columns.end; ++ix) {
+              const float value = static_cast<float>(x[iy * p.columns.size + ix]);
+              if (!(value > most || value != value)) continue;
+              most = value;
+              place = iy * p.columns.size + ix;
+            }
+          sums[place] += dy;
+        });
   });
 }
 
@@ -126,12 +126,9 @@ std::unique_ptr<Kernel> prepare_avg_gradient(const KernelRequest& request) {
 }  // namespace
 
 std::vector<KernelEntry> pool_kernels() {
-  return {{"max_pool2d", &prepare_max},
-          {"max_pool2d_gradient", &prepare_max_gradient},
-          {"avg_pool2d", &prepare_avg},
-          {"avg_pool2d_gradient", &prepare_avg_gradient},
-          {"adaptive_avg_pool2d", &prepare_avg},
-          {"adaptive_avg_pool2d_gradient", &prepare_avg_gradient}};
+  return {{"max_pool2d", &prepare_max},          {"max_pool2d_gradient", &prepare_max_gradient},
+          {"avg_pool2d", &prepare_avg},          {"avg_pool2d_gradient", &prepare_avg_gradient},
+          {"adaptive_avg_pool2d", &prepare_avg}, {"adaptive_avg_pool2d_gradient", &prepare_avg_gradient}};
 }
 
 }  // namespace het::cpu::HET_ISA

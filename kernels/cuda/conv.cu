@@ -1,7 +1,7 @@
 // Convolutions as products of matrices: some samples at a time, the elements of x that each window covers are
-// laid out as a column [groups * terms, places], where places are those of all these samples; the products are
-// cuBLASLt's (gemm.h), one for each group, with f32 results. The samples of a chunk are as many as keep the
-// matrix of columns at kColumnElements.
+// laid out as a column [groups * terms, places], where places are those of all these samples; the products
+// are cuBLASLt's (gemm.h), one for each group, with f32 results. The samples of a chunk are as many as keep
+// the matrix of columns at kColumnElements.
 #include <vector>
 
 #include "core/ops/windows.h"
@@ -15,7 +15,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kColumnElements = int64_t{1} << 26;
 
-__host__ __device__ inline int64_t window_of(const Convolution& c) { return c.rows.kernel * c.columns.kernel; }
+__host__ __device__ inline int64_t window_of(const Convolution& c) {
+  return c.rows.kernel * c.columns.kernel;
+}
 __host__ __device__ inline int64_t terms_of(const Convolution& c) { return c.in * window_of(c); }
 __host__ __device__ inline int64_t places_of(const Convolution& c) { return c.out_height * c.out_width; }
 
@@ -147,7 +149,8 @@ struct Space {
 int64_t lead(int64_t columns) { return std::max<int64_t>(1, columns); }
 
 template <typename T>
-std::unique_ptr<Kernel> make_conv2d(const Convolution& c, DType dtype, bool has_bias, const Context& context) {
+std::unique_ptr<Kernel> make_conv2d(const Convolution& c, DType dtype, bool has_bias,
+                                    const Context& context) {
   const int64_t terms = terms_of(c);
   const Chunks chunks(context, c, [&](int64_t places, bool) {
     Product p;
@@ -188,8 +191,8 @@ std::unique_ptr<Kernel> make_conv2d(const Convolution& c, DType dtype, bool has_
 
 std::unique_ptr<Kernel> prepare_conv2d(const KernelRequest& request, const Context& context) {
   require_packed_floats(request);
-  const Convolution c = convolution_of(request.inputs[0].type.shape, request.inputs[1].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.inputs[0].type.shape, request.inputs[1].type.shape, request.attributes);
   const DType dtype = request.inputs[0].type.dtype;
   return for_float(request, dtype, [&]<typename T>(T) {
     return make_conv2d<T>(c, dtype, present(request.inputs, 2), context);
@@ -229,8 +232,8 @@ std::unique_ptr<Kernel> make_input_gradient(const Convolution& c, DType dtype, c
           launch(context, take<T>, taken.grid(), kThreads, 0,
                  a.in<T>(0) + chunk.first * c.groups * c.out * places_of(c), tile, c, places, taken.count);
           chunk.gemm->run({a.inputs[1], tile, columns}, a.workspace + gemm_at);
-          launch(context, add_back<T>, made.grid(), kThreads, 0, columns, a.out<T>(0) + chunk.first * image, c,
-                 places, made.count);
+          launch(context, add_back<T>, made.grid(), kThreads, 0, columns, a.out<T>(0) + chunk.first * image,
+                 c, places, made.count);
         }
       },
       space.bytes);
@@ -238,11 +241,10 @@ std::unique_ptr<Kernel> make_input_gradient(const Convolution& c, DType dtype, c
 
 std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request, const Context& context) {
   require_packed_floats(request);
-  const Convolution c = convolution_of(request.outputs[0].type.shape, request.inputs[1].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.outputs[0].type.shape, request.inputs[1].type.shape, request.attributes);
   const DType dtype = request.inputs[0].type.dtype;
-  return for_float(request, dtype,
-                   [&]<typename T>(T) { return make_input_gradient<T>(c, dtype, context); });
+  return for_float(request, dtype, [&]<typename T>(T) { return make_input_gradient<T>(c, dtype, context); });
 }
 
 template <typename T>
@@ -294,8 +296,8 @@ std::unique_ptr<Kernel> make_weight_gradient(const Convolution& c, const KernelR
 
 std::unique_ptr<Kernel> prepare_weight_gradient(const KernelRequest& request, const Context& context) {
   require_packed_floats(request);
-  const Convolution c = convolution_of(request.inputs[1].type.shape, request.outputs[0].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.inputs[1].type.shape, request.outputs[0].type.shape, request.attributes);
   return for_float(request, request.inputs[0].type.dtype,
                    [&]<typename T>(T) { return make_weight_gradient<T>(c, request, context); });
 }

@@ -28,8 +28,8 @@ void for_results(const Convolution& c, const Begin& begin, const Term& term, con
 
 // y[n, o, y, x] = bias[o] + sum over i, ky, kx of x[n, channel i of o's group, ...] weight[o, i, ky, kx]
 std::unique_ptr<Kernel> conv2d(const KernelRequest& request) {
-  const Convolution c = convolution_of(request.inputs[0].type.shape, request.inputs[1].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.inputs[0].type.shape, request.inputs[1].type.shape, request.attributes);
   return kernel_of(request, [c](const Operands& operands) {
     const View x = operands.in(0), weight = operands.in(1), bias = operands.in(2), y = operands.out(0);
     double total = 0;
@@ -50,8 +50,8 @@ std::unique_ptr<Kernel> conv2d(const KernelRequest& request) {
 
 // dx: each dy times the weight, added where the window was.
 std::unique_ptr<Kernel> input_gradient(const KernelRequest& request) {
-  const Convolution c = convolution_of(request.outputs[0].type.shape, request.inputs[1].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.outputs[0].type.shape, request.inputs[1].type.shape, request.attributes);
   const auto run = [c](const Operands& operands) {
     const View dy = operands.in(0), weight = operands.in(1), dx = operands.out(0);
     double* total = operands.scratch();  // as dx
@@ -75,11 +75,11 @@ std::unique_ptr<Kernel> input_gradient(const KernelRequest& request) {
   return kernel_of(request, run, request.outputs[0].type.elements());
 }
 
-// dweight[o, i, ky, kx] = sum over n, y, x of dy[n, o, y, x] x[n, channel i of o's group, ...]; dbias[o] = sum
-// of dy[:, o]
+// dweight[o, i, ky, kx] = sum over n, y, x of dy[n, o, y, x] x[n, channel i of o's group, ...]; dbias[o] =
+// sum of dy[:, o]
 std::unique_ptr<Kernel> weight_gradient(const KernelRequest& request) {
-  const Convolution c = convolution_of(request.inputs[1].type.shape, request.outputs[0].type.shape,
-                                       request.attributes);
+  const Convolution c =
+      convolution_of(request.inputs[1].type.shape, request.outputs[0].type.shape, request.attributes);
   const int64_t elements = request.outputs[0].type.elements(), channels = request.outputs[0].type.shape[0];
   const auto run = [c, elements, channels](const Operands& operands) {
     const View dy = operands.in(0), x = operands.in(1), dweight = operands.out(0), dbias = operands.out(1);

@@ -101,12 +101,9 @@ std::unique_ptr<Kernel> avg_pool_gradient(const KernelRequest& request) {
 }  // namespace
 
 std::vector<KernelEntry> pool_kernels() {
-  return {{"max_pool2d", max_pool},
-          {"max_pool2d_gradient", max_pool_gradient},
-          {"avg_pool2d", avg_pool},
-          {"avg_pool2d_gradient", avg_pool_gradient},
-          {"adaptive_avg_pool2d", avg_pool},
-          {"adaptive_avg_pool2d_gradient", avg_pool_gradient}};
+  return {{"max_pool2d", max_pool},          {"max_pool2d_gradient", max_pool_gradient},
+          {"avg_pool2d", avg_pool},          {"avg_pool2d_gradient", avg_pool_gradient},
+          {"adaptive_avg_pool2d", avg_pool}, {"adaptive_avg_pool2d_gradient", avg_pool_gradient}};
 }
 
 }  // namespace het::reference

@@ -49,21 +49,19 @@ std::vector<Case> conv_cases() {
     }
   };
   add({1, 1, 1, 1, 1, 1, {1, 1}});
-  add({2, 1, 3, 4, 5, 6, {3, 3}, {1, 1}, {1, 1}});                  // as in VGG
-  add({2, 1, 3, 5, 4, 6, {2, 2}, {2, 2}});                          // as of patches
-  add({1, 1, 2, 3, 7, 5, {3, 2}, {2, 1}, {1, 0}});                  // unlike rows and columns
-  add({2, 1, 2, 2, 6, 7, {2, 3}, {1, 2}, {2, 1}, {2, 1}});          // dilated
-  add({1, 1, 2, 2, 9, 8, {3, 3}, {3, 3}, {0, 0}, {1, 2}});          // the last row is in no window
-  add({3, 2, 2, 3, 4, 4, {3, 3}, {1, 1}, {1, 1}});                  // groups
-  add({2, 4, 1, 1, 5, 4, {3, 3}, {2, 2}, {1, 1}});                  // of one channel each
-  add({2, 1, 4, 3, 3, 3, {1, 1}});                                  // of single elements
-  add({1, 1, 2, 3, 2, 2, {2, 2}, {1, 1}, {3, 3}});                  // windows of nothing but padding
-  add({4, 1, 6, 4, 1, 1, {3, 3}, {1, 1}, {1, 1}});                  // one place
+  add({2, 1, 3, 4, 5, 6, {3, 3}, {1, 1}, {1, 1}});          // as in VGG
+  add({2, 1, 3, 5, 4, 6, {2, 2}, {2, 2}});                  // as of patches
+  add({1, 1, 2, 3, 7, 5, {3, 2}, {2, 1}, {1, 0}});          // unlike rows and columns
+  add({2, 1, 2, 2, 6, 7, {2, 3}, {1, 2}, {2, 1}, {2, 1}});  // dilated
+  add({1, 1, 2, 2, 9, 8, {3, 3}, {3, 3}, {0, 0}, {1, 2}});  // the last row is in no window
+  add({3, 2, 2, 3, 4, 4, {3, 3}, {1, 1}, {1, 1}});          // groups
+  add({2, 4, 1, 1, 5, 4, {3, 3}, {2, 2}, {1, 1}});          // of one channel each
+  add({2, 1, 4, 3, 3, 3, {1, 1}});                          // of single elements
+  add({1, 1, 2, 3, 2, 2, {2, 2}, {1, 1}, {3, 3}});          // windows of nothing but padding
+  add({4, 1, 6, 4, 1, 1, {3, 3}, {1, 1}, {1, 1}});          // one place
   // The bias alone, as far as gradients go.
-  cases.push_back({"conv2d",
-                   {T({2, 2, 3, 3}).constant(), T({3, 2, 2, 2}).constant(), A({3})},
-                   {},
-                   kProducts});
+  cases.push_back(
+      {"conv2d", {T({2, 2, 3, 3}).constant(), T({3, 2, 2, 2}).constant(), A({3})}, {}, kProducts});
   // Several tiles for each thread; more channels than are summed by every thread; few samples of many
   // channels.
   add({9, 1, 5, 33, 17, 19, {3, 3}, {1, 1}, {1, 1}}, false);

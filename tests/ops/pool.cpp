@@ -52,7 +52,8 @@ std::vector<Case> pool_cases() {
                                                                           {{2, 2, 4, 3}, {4, 3}},
                                                                           {{2, 2, 1, 2}, {3, 5}},
                                                                           {{2, 3, 9, 33}, {1, 1}}}) {
-    cases.push_back({"adaptive_avg_pool2d", {T(image)}, {{"output_size", List{result[0], result[1]}}}, {1e-5}});
+    cases.push_back(
+        {"adaptive_avg_pool2d", {T(image)}, {{"output_size", List{result[0], result[1]}}}, {1e-5}});
     cases.push_back({"adaptive_avg_pool2d_gradient",
                      {T({image[0], image[1], result[0], result[1]})},
                      {{"size", List{image[2], image[3]}}},

@@ -30,7 +30,8 @@ std::string record(int label, int step) {
 }  // namespace
 
 TEST_CASE("a drawn image depends on its number, not on how many there are") {
-  const Images few = draw_shapes(12, 16, 4, 7), many = draw_shapes(40, 16, 4, 7), other = draw_shapes(12, 16, 4, 8);
+  const Images few = draw_shapes(12, 16, 4, 7), many = draw_shapes(40, 16, 4, 7),
+               other = draw_shapes(12, 16, 4, 8);
   CHECK(few.pixels.type() == TensorType{DType::u8, {12, 3, 16, 16}});
   CHECK(few.labels.type() == TensorType{DType::i32, {12}});
   std::set<std::vector<uint8_t>> seen;
@@ -58,7 +59,8 @@ TEST_CASE("each shape stands out from its background, and shapes differ") {
     const auto pixels = pixels_of(images, i);
     int64_t widest = 0;
     for (int64_t c = 0; c < 3; ++c) {
-      const auto [low, high] = std::minmax_element(pixels.begin() + c * 1024, pixels.begin() + (c + 1) * 1024);
+      const auto [low, high] =
+          std::minmax_element(pixels.begin() + c * 1024, pixels.begin() + (c + 1) * 1024);
       widest = std::max<int64_t>(widest, *high - *low);
     }
     INFO("image " << i);
@@ -96,7 +98,8 @@ TEST_CASE("files that are not CIFAR-10's are refused") {
   scratch.put("data_batch_1.bin", record(3, 1));
   CHECK_THROWS_WITH(read_cifar10(scratch.folder()), Contains("test_batch.bin"));
   scratch.put("test_batch.bin", record(3, 1) + "x");
-  CHECK_THROWS_WITH(read_cifar10(scratch.folder()), Contains("has 3074 bytes") && Contains("records of 3073 bytes"));
+  CHECK_THROWS_WITH(read_cifar10(scratch.folder()),
+                    Contains("has 3074 bytes") && Contains("records of 3073 bytes"));
   scratch.put("test_batch.bin", record(3, 1) + record(10, 1));
   CHECK_THROWS_WITH(read_cifar10(scratch.folder()), Contains("record 2 has the label 10"));
 }
