@@ -253,7 +253,8 @@ data.tokens = define.constructor {
 }
 
 -- Pairs of tensors: rows are samples. { arguments, samples, held (rows at the end that are kept for validation),
--- classes (nil: the labels are no classes), pixels (the inputs are bytes, and come as numbers from -2 to 2) }.
+-- name (of its constructor), classes (nil: the labels are no classes), pixels (the inputs are bytes, and come as
+-- numbers from -2 to 2) }.
 local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.samples) end
@@ -294,7 +295,7 @@ function Pairs:sampler(settings)
   local shuffled = settings.split ~= "holdout"
   local size = shuffled and train or held
   if size < settings.batch then
-    errors.usage("data.pairs has %d samples %s, fewer than a batch of %d; %s", size,
+    errors.usage("%s has %d samples %s, fewer than a batch of %d; %s", self.name, size,
       shuffled and "to train on" or "held out", settings.batch, shuffled and "a smaller batch works"
       or "a smaller batch works, a greater holdout, or holdout = 0 for no evaluation")
   end
@@ -312,8 +313,8 @@ function Pairs.vocabulary() return nil end
 function Pairs:input_dtype() return self.pixels and "f32" or self.arguments.inputs.dtype end
 
 define.object {
-  name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs, data.shapes and data.cifar10 "
-    .. "return them.",
+  name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs, data.shapes and "
+    .. "data.cifar10 return them.",
   members = {
     { "samples", "pairs.samples", "Number of rows." },
     { "classes", "pairs.classes", "Number of different labels of images: the model's `classes`." },
@@ -350,7 +351,8 @@ data.pairs = define.constructor {
   end,
   build = function(a)
     local samples = a.inputs.shape[1]
-    return setmetatable({ arguments = a, samples = samples, held = math.floor(samples * a.holdout) }, Pairs)
+    return setmetatable({ arguments = a, samples = samples, held = math.floor(samples * a.holdout),
+      name = "data.pairs" }, Pairs)
   end,
 }
 
@@ -364,7 +366,7 @@ local function open_images(constructor, settings, field, classes)
     return define.unknown
   end
   return setmetatable({ arguments = { inputs = pixels, labels = labels }, samples = pixels.shape[1], held = held,
-    classes = classes, pixels = true }, Pairs)
+    classes = classes, pixels = true, name = constructor }, Pairs)
 end
 
 data.shapes = define.constructor {
@@ -376,8 +378,8 @@ data.shapes = define.constructor {
   fields = {
     { "samples", "integer", "images to draw", default = 4000, min = 1, max = 10 ^ 7 },
     { "size", "integer", "their height and width", default = 32, min = 8, max = 4096 },
-    { "classes", "integer", "different shapes: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, bars, "
-      .. "columns", default = 10, min = 1, max = 10 },
+    { "classes", "integer", "different shapes: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, "
+      .. "bars, columns", default = 10, min = 1, max = 10 },
     { "seed", "integer", "of what is drawn", default = 0, min = 0 },
     { "holdout", "number", "share of the images, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
   },
@@ -391,8 +393,8 @@ data.shapes = define.constructor {
 
 data.cifar10 = define.constructor {
   name = "data.cifar10",
-  sentence = "CIFAR-10 from the folder of its binary version (data_batch_1.bin to data_batch_5.bin, test_batch.bin); the test "
-    .. "images are held out. Images come as numbers from -2 to 2, [samples, 3, 32, 32].",
+  sentence = "CIFAR-10 from the folder of its binary version (data_batch_1.bin to data_batch_5.bin, test_batch.bin); the "
+    .. "test images are held out. Images come as numbers from -2 to 2, [samples, 3, 32, 32].",
   example = 'data.cifar10 { path = "cifar-10-batches-bin" }',
   kind = "pairs", positional = 1,
   fields = { { "path", "string", "the folder", required = true, path = "read" } },

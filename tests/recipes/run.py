@@ -33,7 +33,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'pairs.lua', 'tokens.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'pairs.lua', 'tokens.lua', 'images.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -131,6 +131,39 @@ class Recipes(Case):
         alone = self.losses(recipe, *small, '--steps=20')
         for a, b in zip(alone, self.losses('--workers=2', recipe, *small, '--steps=20', '--parallel'), strict=True):
             self.assertAlmostEqual(a, b, delta=1e-5 * a)
+
+    def test_vgg19(self):
+        result = self.check('vgg19', '--samples=400', '--classes=2', '--width=2', '--hidden=16', '--depth=11', '--steps=40',
+                            '--every=20', '--precision=bf16')
+        self.assertEqual(result['steps'], 40)
+        self.assertGreater(result['mfu'], 0)
+
+    def test_vit(self):
+        result = self.check('vit', '--samples=1000', '--classes=3', '--width=32', '--layers=2', '--heads=2', '--steps=250',
+                            '--every=250')
+        self.assertLess(result['train_loss'], 0.9)   # guessing among 3 shapes: 1.1
+        self.check('vit', '--samples=400', '--width=16', '--layers=1', '--heads=2', '--steps=4', '--pooling=mean',
+                   '--norm=after', '--activation=relu', '--dropout=0.1')
+
+    def test_images_of_cifar10(self):
+        folder = self.folder / 'cifar'
+        folder.mkdir()
+        for name, count in (('data_batch_1', 40), ('test_batch', 40)):
+            (folder / f'{name}.bin').write_bytes(b''.join(bytes([i % 10]) + bytes([20 * (i % 10)]) * 3072 for i in range(count)))
+        result = self.check('vit', '--cifar10=cifar', '--width=16', '--layers=1', '--heads=2', '--steps=20', '--every=20', '--batch=8')
+        self.assertEqual(result['steps'], 20)
+        (folder / 'test_batch.bin').unlink()
+        self.assertIn("test_batch.bin", self.hetrun(ROOT / 'recipes' / 'vit.lua', '--cifar10=cifar', code=2).stderr)
+
+    def test_images_are_the_same_under_each_plan(self):
+        for model in ('vgg', 'vit'):
+            alone = self.losses('images.lua', f'--model={model}')
+            self.assertEqual(len(alone), 6)
+            for words in ((), ('--plan=tensor',), ('--plan=stages',)):
+                together = self.losses('images.lua', f'--model={model}', '--workers=2', *words)
+                self.assertEqual(len(together), 6)
+                for one, other in zip(alone, together):
+                    self.assertAlmostEqual(one, other, delta=1e-5, msg=f'{model} {words}')
 
     def test_gpt2_124m(self):
         """From the weights of a small model in its layout, saved, and gone on with."""

@@ -180,8 +180,8 @@ local function tokens_of(a) return (a.image / a.patch) ^ 2 end
 --- nn.vit { classes = , width = , layers = , heads = }
 vision.vit = layer.define {
   name = "nn.vit",
-  sentence = "ViT (Dosovitskiy et al. 2020): patches as tokens, learned positions, blocks, a classifier of a class token "
-    .. "or of the tokens' mean.",
+  sentence = "ViT (Dosovitskiy et al. 2020): patches as tokens, learned positions, blocks, a classifier of a class "
+    .. "token or of the tokens' mean.",
   example = "nn.vit { classes = 10, image = 32, patch = 4, width = 192, layers = 6, heads = 3 }",
   fields = {
     { "classes", "integer", "number of different labels", required = true, min = 1 },
@@ -260,7 +260,9 @@ vision.vit = layer.define {
 }
 
 -- Convolutions of each stage of VGG, by depth (Simonyan and Zisserman 2014, table 1).
-local stages = { [11] = { 1, 1, 2, 2, 2 }, [13] = { 2, 2, 2, 2, 2 }, [16] = { 2, 2, 3, 3, 3 }, [19] = { 2, 2, 4, 4, 4 } }
+local stages = {
+  [11] = { 1, 1, 2, 2, 2 }, [13] = { 2, 2, 2, 2, 2 }, [16] = { 2, 2, 3, 3, 3 }, [19] = { 2, 2, 4, 4, 4 },
+}
 
 -- Deviation of weights before a relu, which halves the variance (He et al. 2015).
 local function before_relu(inputs) return math.sqrt(2 / inputs) end
@@ -268,8 +270,8 @@ local function before_relu(inputs) return math.sqrt(2 / inputs) end
 --- nn.vgg { classes = , depth = 19 }
 vision.vgg = layer.define {
   name = "nn.vgg",
-  sentence = "VGG (Simonyan and Zisserman 2014), without batch norm: five stages of 3 × 3 convolutions, each halved by a "
-    .. "pooling, and three linear layers. Its layers have torchvision's names.",
+  sentence = "VGG (Simonyan and Zisserman 2014), without batch norm: five stages of 3 × 3 convolutions, each halved by "
+    .. "a pooling, and three linear layers. Its layers have torchvision's names.",
   example = "nn.vgg { classes = 10, depth = 19, width = 64, hidden = 4096 }",
   fields = {
     { "classes", "integer", "number of different labels", required = true, min = 1 },
