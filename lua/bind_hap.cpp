@@ -5,6 +5,7 @@
 
 #include "core/base/elapsed.h"
 #include "core/base/units.h"
+#include "core/graph/fuse.h"
 #include "lua/planning.h"
 #include "planner/hap/report.h"
 
@@ -68,7 +69,8 @@ struct Asked {
   bool baselines = false;
 };
 
-Json answer_of(const Graph& graph, const Asked& asked) {
+Json answer_of(const Graph& whole, const Asked& asked) {
+  const Graph graph = prune(whole);  // as it is lowered
   const double begin = steady_seconds();
   const PlacementTable table(graph);
   const double table_seconds = steady_seconds() - begin;

@@ -384,6 +384,7 @@ class Search {
       Frontier next = expand(u, level);
       const Ticks cheapest = next.reduce(contexts_after(u), options_.most_states, slack_);
       if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
+      if (next.size() == 0) return finish(next, dropped);
       origins_[u] = std::make_shared<std::vector<Origin>>(next.origins());
       level = std::move(next);
       ++u;

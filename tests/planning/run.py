@@ -13,8 +13,9 @@ from pages import Pages
 from plans import Plans, Replans, Simulations
 from profiles import Profiles
 from solving import Solving
+from synthesis import Synthesis
 
-__all__ = ['Measured', 'Policies', 'Mistakes', 'Pages', 'Plans', 'Replans', 'Simulations', 'Profiles', 'Solving']
+__all__ = ['Measured', 'Policies', 'Mistakes', 'Pages', 'Plans', 'Replans', 'Simulations', 'Profiles', 'Solving', 'Synthesis']
 
 if __name__ == '__main__':
     unittest.main(argv=sys.argv[:1] + sys.argv[1:])

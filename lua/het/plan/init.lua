@@ -77,6 +77,12 @@ Pipeline.__tostring = function(self)
 end
 
 Plan.__tostring = function(self)
+  if self.automatic and self.automatic.policy == "hap" then
+    local parts = {}
+    if self.automatic.microbatch then parts[1] = ("microbatch = %d"):format(self.automatic.microbatch) end
+    if self.automatic.cluster then parts[#parts + 1] = "cluster = " .. tostring(self.automatic.cluster) end
+    return #parts == 0 and "het.plan.hap {}" or ("het.plan.hap { %s }"):format(table.concat(parts, ", "))
+  end
   if self.automatic then
     local without = {}
     for i, name in ipairs(self.automatic.without or {}) do without[i] = ("%q"):format(name) end
@@ -445,6 +451,23 @@ plan.auto = define.constructor {
   build = function(a) return setmetatable({ automatic = a }, Plan) end,
 }
 
+--- het.plan.hap { cluster = , microbatch = }
+plan.hap = define.constructor {
+  name = "plan.hap",
+  sentence = "The sharding program with the least time that is found for the run when it starts, with shares as uneven "
+    .. "as the devices, after HAP (Zhang et al. 2024); rank 0 finds it for all ranks.",
+  example = "plan = het.plan.hap {}",
+  fields = {
+    { "cluster", "cluster", "what it may use, device by device a rank (default: the ranks that are there, their "
+      .. "machines and links as they are measured)" },
+    { "microbatch", "integer", "samples that all devices share at once (default: the batch, or as many as fit)", min = 1 },
+  },
+  build = function(a)
+    return setmetatable({ automatic = { policy = "hap", objective = "time", cluster = a.cluster,
+      microbatch = a.microbatch, fallbacks = 0 } }, Plan)
+  end,
+}
+
 --- The plan of a run for so many ranks where no planner is asked: the recipe's where it is for as many; replicas stay
 -- replicas, and so are ranks without a plan. nil: the planner's.
 -- @tparam table a het.train's arguments
@@ -457,6 +480,6 @@ function plan.given_for(a, count)
   return plan.replicas(count, a.batch, given.microbatch, given.sharded_optimizer)
 end
 
--- Callable, and with het.plan.auto.
-plan.new = setmetatable({ auto = plan.auto }, { __call = function(_, ...) return make(...) end })
+-- Callable, and with het.plan.auto and het.plan.hap.
+plan.new = setmetatable({ auto = plan.auto, hap = plan.hap }, { __call = function(_, ...) return make(...) end })
 return plan

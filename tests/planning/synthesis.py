@@ -1,0 +1,77 @@
+"""Sharding programs that are synthesised: what is printed, that they train, and what is refused."""
+import unittest
+
+from case import Case
+
+FAST_LINKS = '''local het = require "het"
+local function device(name, rate)
+  return het.device_type { name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
+    bandwidth = "40 GB/s", latency = "1 us" }
+end
+return het.cluster { bandwidth = "40 GB/s", latency = "1 us", all_reduce = "mesh",
+  device("slow", "0.1 GFLOP/s"), device("fast", "0.3 GFLOP/s"),
+  het.node { name = "a", type = "slow" }, het.node { name = "b", type = "fast", devices = 2 } }
+'''
+
+
+class Synthesis(Case):
+    def setUp(self):
+        super().setUp()
+        (self.folder / 'fast.lua').write_text(FAST_LINKS)
+
+    def plan(self, *words):
+        return self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', *words)[0]
+
+    def test_a_program_with_uneven_shares_is_printed_and_trains_as_one_device_does(self):
+        text = self.plan()
+        for part in ('no program takes less than', 'even data parallelism', "HAP's published rules", 'forward', 'backward',
+                     'update', ' -> ', 'het.plan { tensor = {'):
+            self.assertIn(part, text)
+        alone = self.losses('small.lua')
+        self.recipe(self.plan('--lua'))
+        together = self.losses('small.lua', '--workers=3')
+        self.assertEqual(len(together), 3)
+        for one, other in zip(alone, together):
+            self.assertAlmostEqual(one, other, delta=1e-5)
+
+    def test_the_program_as_data(self):
+        answer = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')
+        report = answer['report']
+        self.assertTrue(answer['feasible'])
+        self.assertGreater(report['devices'][2]['share'], report['devices'][0]['share'])
+        self.assertLessEqual(report['bound_seconds'], report['step_seconds'])
+        self.assertAlmostEqual(report['step_seconds'], report['compute_seconds'] + report['communication_seconds'])
+        self.assertAlmostEqual(report['step_seconds'], sum(line['seconds'] for line in report['instructions']),
+                               delta=1e-3 * report['step_seconds'])
+        for other in report['baselines']:
+            if other['found']:
+                self.assertLessEqual(report['step_seconds'], 1.002 * other['seconds'])
+
+    def test_a_run_finds_its_program_when_it_starts(self):
+        alone = self.losses('small.lua')
+        self.recipe('het.plan.hap {}')
+        together = self.losses('small.lua', '--workers=2')
+        for one, other in zip(alone, together):
+            self.assertAlmostEqual(one, other, delta=1e-5)
+
+    def test_micro_batches(self):
+        self.assertIn('microbatch = 4,', self.plan('--microbatch=4', '--lua'))
+        error = self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', '--microbatch=3', code=2)[1]
+        self.assertIn('microbatch = 3 does not divide batch = 8', error)
+        self.assertIn('--microbatch is for --policy=hap', self.refused('plan', 'small.lua', '--microbatch=4'))
+
+    def test_what_it_does_not_take(self):
+        error = self.refused('plan', 'small.lua', '--policy=hap', '--fallbacks=2', '--objective=cost')
+        self.assertIn('--policy=hap does not take --fallbacks', error)
+        self.assertIn('knows no other objective', error)
+
+    def test_a_model_that_does_not_fit_says_which_device_lacks_how_much(self):
+        small = FAST_LINKS.replace('4 GiB', '300 KiB')
+        (self.folder / 'fast.lua').write_text(small)
+        error = self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', code=2)[1]
+        self.assertIn('no plan fits', error)
+        self.assertRegex(error, r'[ab]:\d \((slow|fast)\) lacks [\d.]+ [KM]iB')
+
+
+if __name__ == '__main__':
+    unittest.main()
