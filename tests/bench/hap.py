@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Sharding programs for HAP's four workloads by the cost model, on its cluster of V100 and P100: against data parallelism, ZeRO,
+Megatron's tensor parallelism and HAP's published rules, with the proven bound and the seconds of the searches. Each plan is found in
+a separate process; nothing is trained. The last line is one JSON object.
+
+usage: hap.py HETRUN [--json] [--gpus=8,16,32,64] [--only=WORKLOAD]
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from runs import say
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+# The machines of that paper: 2 with V100 and 6 with P100 at 10.4 Gb/s, here with 1 to 8 devices each.
+CLUSTER = '''local het = require "het"
+return het.cluster {{ bandwidth = "10.4 Gbit/s", latency = "30 us",
+  het.node {{ name = "v", type = "V100-16", devices = {0}, count = 2 }},
+  het.node {{ name = "p", type = "P100", devices = {0}, count = 6 }} }}
+'''
+TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 400
+TRANSFORMER = ['--width=768', '--heads=12', '--layers=12']
+
+
+def workloads(gpus):
+    text = ['--context=128', '--vocab=33280', '--text=text.txt', *TRANSFORMER]
+    return {
+        'vgg19': ['vgg19.lua', '--width=64', '--hidden=4096', '--pool=7', '--samples=1000'],
+        'vit': ['vit.lua', '--patch=4', '--samples=1000', *TRANSFORMER],
+        'bert': ['bert_base.lua', *text],
+        'moe': ['bert_moe.lua', f'--experts={2 * gpus}', *text],
+    }
+
+
+def plan(hetrun, folder, words, gpus):
+    recipe, *options = words
+    command = [hetrun, 'plan', ROOT / 'recipes' / recipe, f'--batch={32 * gpus}', *options, '--cluster=cluster.lua',
+               '--policy=hap', '--json', '--quiet']
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None, done.stderr.strip().splitlines()[-1]
+    return json.loads(done.stdout.splitlines()[-1])['report'], ''
+
+
+def main():
+    hetrun = str(pathlib.Path(sys.argv[1]).resolve())
+    given = dict(word.lstrip('-').partition('=')[::2] for word in sys.argv[2:])
+    sizes = [int(n) for n in given.get('gpus', '8,16,32,64').split(',')]
+    ratios, search, gaps, published = {}, {}, {}, {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / 'text.txt').write_text(TEXT)
+        say(f'{"workload":<8} {"GPUs":>4} {"step":>9} {"bound":>9} {"gap":>6} {"search":>8}  over the best of even, proportional, '
+            'ZeRO; Megatron; HAP')
+        for gpus in sizes:
+            (folder / 'cluster.lua').write_text(CLUSTER.format(gpus // 8))
+            for workload, words in workloads(gpus).items():
+                if given.get('only', workload) != workload:
+                    continue
+                report, problem = plan(hetrun, folder, words, gpus)
+                if not report:
+                    say(f'{workload:<8} {gpus:>4} {problem}')
+                    continue
+                seconds = {other['name']: other['seconds'] for other in report['baselines'] if other['found']}
+                own = report['step_seconds']
+                first = min(seconds[n] for n in ('even data parallelism', 'proportional data parallelism', 'ZeRO') if n in seconds)
+                megatron = seconds.get('Megatron tensor parallelism')
+                hap = seconds.get("HAP's published rules")
+                each = report['search_seconds'] / report['searches']
+                say(f'{workload:<8} {gpus:>4} {own * 1e3:>6.1f} ms {report["bound_seconds"] * 1e3:>6.1f} ms {report["gap"]:>6.1%} '
+                    f'{each:>6.3f} s  {first / own:.3f}; {f"{megatron / own:.2f}" if megatron else "cannot"}; {hap / own:.3f}')
+                ratios[f'{workload}_{gpus}'] = first / own
+                published[f'{workload}_{gpus}'] = hap / own
+                search[workload] = max(search.get(workload, 0), each)
+                gaps[workload] = max(gaps.get(workload, 0), report['gap'])
+    print(json.dumps({'model_best_ratio': max(ratios.values(), default=0), 'model_worst_ratio': min(ratios.values(), default=0),
+                      'over_published': published, 'ratios': ratios, 'search_seconds': search, 'bound_gap': gaps}))
+
+
+if __name__ == '__main__':
+    main()
