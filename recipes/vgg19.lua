@@ -4,9 +4,9 @@
 --   hetrun recipes/vgg19.lua
 --   hetrun recipes/vgg19.lua --cifar10=cifar-10-batches-bin --width=64 --hidden=4096 --pool=7 --batch=32
 --
--- The first line trains a VGG19 with an eighth of the channels in a minute or two on a laptop; guessing among 10 shapes
--- has the loss ln(10) = 2.3. The second is the network as published (139.6 M parameters for 10 classes). Its folder is that
--- of CIFAR-10's binary version, from cs.toronto.edu/~kriz/cifar.html.
+-- The first line trains a VGG19 with an eighth of the channels in a minute or two on a laptop; guessing among 10
+-- shapes has the loss ln(10) = 2.3. The second is the network as published (139.6 M parameters for 10 classes). Its
+-- folder is that of CIFAR-10's binary version, from cs.toronto.edu/~kriz/cifar.html.
 local het = require "het"
 local nn, optim, data = het.nn, het.optim, het.data
 

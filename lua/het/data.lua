@@ -393,8 +393,8 @@ data.shapes = define.constructor {
 
 data.cifar10 = define.constructor {
   name = "data.cifar10",
-  sentence = "CIFAR-10 from the folder of its binary version (data_batch_1.bin to data_batch_5.bin, test_batch.bin); the "
-    .. "test images are held out. Images come as numbers from -2 to 2, [samples, 3, 32, 32].",
+  sentence = "CIFAR-10 from the folder of its binary version (data_batch_1.bin to data_batch_5.bin, test_batch.bin); "
+    .. "the test images are held out. Images come as numbers from -2 to 2, [samples, 3, 32, 32].",
   example = 'data.cifar10 { path = "cifar-10-batches-bin" }',
   kind = "pairs", positional = 1,
   fields = { { "path", "string", "the folder", required = true, path = "read" } },
