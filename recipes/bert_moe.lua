@@ -4,9 +4,9 @@
 --
 --   hetrun recipes/bert_moe.lua --text=shakespeare.txt
 --   hetrun recipes/bert_moe.lua --text=shakespeare.txt --top=1 --experts=8
---   hetrun --workers 2 recipes/bert_moe.lua --text=shakespeare.txt --devices=2 --parallel
+--   hetrun --workers 2 recipes/bert_moe.lua --text=shakespeare.txt --world=2 --parallel
 --
--- --devices scales the number of experts with the devices. With --parallel that many devices divide the batch and the
+-- --world scales the number of experts with the devices. With --parallel that many devices divide the batch and the
 -- experts: tokens travel to the device that has their expert, and back. The losses are those of one device, since the
 -- places of an expert are counted in each sample.
 local het = require "het"
@@ -25,7 +25,7 @@ local opt = het.options {
   batch     = { 16, "samples of a step", min = 1 },
   every     = { 2, "blocks from one with experts to the next", min = 1 },
   experts   = { 4, "experts of a block, for each device", min = 1 },
-  devices   = { 1, "devices that the experts scale with", min = 1 },
+  world     = { 1, "devices that the experts scale with", min = 1 },
   top       = { 2, "experts of a token", min = 1 },
   capacity  = { 1.25, "places of an expert, relative to an equal share", above = 0 },
   auxiliary = { 0.01, "weight of the loss that balances experts", min = 0 },
@@ -41,18 +41,18 @@ local corpus = data.masked { path = opt.text, tokenizer = opt.tokenizer, mask_sh
 local function block(width, heads, index)
   if index % opt.every ~= 0 then return nn.bert_block { width = width, heads = heads, dropout = opt.dropout } end
   return nn.bert_block { width = width, heads = heads, dropout = opt.dropout, mlp = nn.experts {
-    width = width, experts = opt.experts * opt.devices, top = opt.top, capacity = opt.capacity,
+    width = width, experts = opt.experts * opt.world, top = opt.top, capacity = opt.capacity,
     auxiliary = opt.auxiliary, dropout = opt.dropout,
   } }
 end
 
 -- Dimension 0 of inputs is the batch, that of the experts' weights the experts. Everything else each device has whole.
 local plan
-if opt.parallel then
+if opt.parallel and opt.world > 1 then
   plan = het.plan {
-    tensor = opt.devices, microbatch = opt.batch,
+    tensor = opt.world, microbatch = opt.batch,
     sharding = { inputs = { inputs = 0, labels = 0 }, state = { ["blocks.*.mlp.up"] = 0, ["blocks.*.mlp.down"] = 0 } },
-    het.pipeline { microbatches = 1, het.stage { ("here:0-%d"):format(opt.devices - 1) } },
+    het.pipeline { microbatches = 1, het.stage { ("here:0-%d"):format(opt.world - 1) } },
   }
 end
 

@@ -38,6 +38,11 @@ class Training(Case):
                 with self.subTest(top=top, plan=plan):
                     spread = self.losses('--workers', ranks, 'experts.lua', f'--top={top}', f'--plan={plan}')
                     self.assert_close(alone, spread, 1e-5)
+        page = (ROOT / 'recipes' / 'guide' / 'plans.md').read_text()   # what it says of experts, in a plan of two ranks
+        sharding = re.search(r'```lua\n(sharding = .*?)\n```', page, re.S)[1]
+        text = (self.folder / 'experts.lua').read_text()
+        (self.folder / 'page.lua').write_text(text.replace('tensor = 2,', f'tensor = 2, {sharding},'))
+        self.assert_close(alone, self.losses('--workers', 2, 'page.lua', '--plan=tensor'), 1e-5)
         for shard in ('experts', 'hidden', 'replicated'):
             with self.subTest(shard=shard):
                 spread = self.losses('--workers', 2, 'experts.lua', '--plan=tensor', f'--shard={shard}')

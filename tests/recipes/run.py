@@ -123,7 +123,7 @@ class Recipes(Case):
         self.assertLess(result['validation_loss'], 3.2)   # a character of 29 at random: 3.4
 
     def test_bert_with_experts(self):
-        small = ('--text=text.txt', '--experts=2', '--devices=2', *SMALL)
+        small = ('--text=text.txt', '--experts=2', '--world=2', *SMALL)
         for top in (1, 2):
             result = self.check('bert_moe', *small, '--steps=250', f'--top={top}')
             self.assertLess(result['validation_loss'], 3.2)
