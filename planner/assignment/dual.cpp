@@ -249,7 +249,6 @@ void Dual::run(const Clock& clock, const Offer& offer) {
   double best_known = kBlocked;
   // The bound's next aim is so far above it: farther when it gets there, nearer when it does not.
   double reach = reach_;
-  double boost = 2;
   int stale = 0;
   prices_ = best_prices_;
   for (int iteration = 0; !clock.passed(); ++iteration) {
@@ -259,19 +258,16 @@ void Dual::run(const Clock& clock, const Offer& offer) {
     best_known = std::min(best_known, offer(choice, fits(network_, usage)));
     // Nothing fits yet: prices that are much too high may give a choice that does.
     constexpr int kTry = 4;
-    if (is_blocked(best_known) && rows > 0 && iteration % kTry == kTry - 1) {
-      std::vector<double> boosted = prices_;
-      for (double& price : boosted) price *= boost;
-      std::vector<int> careful;
-      double unused = 0;
-      if (!evaluate(boosted, careful, unused, clock)) return;
-      if (unused > bound_) {
-        bound_ = unused;
-        best_prices_ = boosted;
+    constexpr double kMostBoost = 1000;
+    if (is_blocked(best_known) && rows > 0 && iteration % kTry == kTry - 1)
+      for (double boost = 2; boost < kMostBoost && is_blocked(best_known); boost *= 4) {
+        std::vector<double> boosted = prices_;
+        for (double& price : boosted) price *= boost;
+        std::vector<int> careful;
+        double unused = 0;
+        if (!evaluate(boosted, careful, unused, clock)) return;
+        best_known = std::min(best_known, offer(careful, fits(network_, usage_of(network_, careful))));
       }
-      best_known = std::min(best_known, offer(careful, fits(network_, usage_of(network_, careful))));
-      boost *= 2;
-    }
     const bool known = !is_blocked(best_known);
     const double gained = iteration == 0 ? 0 : value - bound_;
     if (value > bound_) {

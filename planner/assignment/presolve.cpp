@@ -254,6 +254,14 @@ class Presolve {
     for (const UsageItem& item : at(v).items)
       if (item.use[static_cast<size_t>(by)] > item.use[static_cast<size_t>(s)]) return false;
     double excess = at(v).cost[static_cast<size_t>(by)] - at(v).cost[static_cast<size_t>(s)];
+    // Where the neighbours like s best: most pairs of strategies are distinguished there.
+    double there = excess;
+    const size_t degree = pairs_of(v).size();
+    for (size_t k = 0; k < degree; ++k) {
+      const int t = favourite_[static_cast<size_t>(s) * degree + k];
+      there += cost(pairs_of(v)[k], v, by, t) - cost(pairs_of(v)[k], v, s, t);
+    }
+    if (there > 0) return false;
     for (const int e : pairs_of(v)) {
       const PairCost& p = pair(e);
       const int n = net_.size(other(e, v));
@@ -276,6 +284,14 @@ class Presolve {
     work *= static_cast<double>(net_.size(v)) * net_.size(v);
     constexpr double kMostWork = 5e7;
     if (work > kMostWork) return false;
+    favourite_.clear();
+    for (int s = 0; s < net_.size(v); ++s)
+      for (const int e : pairs_of(v)) {
+        int best = 0;
+        for (int t = 1; t < net_.size(other(e, v)); ++t)
+          if (cost(e, v, s, t) < cost(e, v, s, best)) best = t;
+        favourite_.push_back(best);
+      }
     std::vector<int> kept(static_cast<size_t>(net_.size(v)));
     std::iota(kept.begin(), kept.end(), 0);
     const size_t before = kept.size();
@@ -502,6 +518,7 @@ class Presolve {
   std::vector<std::vector<int>> incident_;
   std::vector<char> alive_, queued_;
   std::deque<int> queue_;
+  std::vector<int> favourite_;  // of v's strategies: its neighbours' strategies that cost least with it
   int64_t visits_ = 0;
 };
 

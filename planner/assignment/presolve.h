@@ -17,6 +17,7 @@ class Reduction {
 
   bool infeasible() const { return infeasible_; }  // proven: no choice is allowed
   const Network& network() const { return reduced_; }
+  Network take_network() { return std::move(reduced_); }  // network() is empty afterwards
   // The choice of every variable of the whole network, from one of the reduced network.
   std::vector<int> expand(const std::vector<int>& choice) const;
 

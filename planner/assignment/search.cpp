@@ -93,6 +93,62 @@ bool Search::offer(const std::vector<int>& choice) {
   return true;
 }
 
+bool Search::construct() {
+  const size_t count = network_.variables.size();
+  std::vector<int> choice(count, -1), least(count, 0);
+  for (size_t v = 0; v < count; ++v) {
+    // The strategy that uses least: of several items, weighed by their rows.
+    double smallest = std::numeric_limits<double>::infinity();
+    for (int s = 0; s < network_.size(static_cast<int>(v)); ++s) {
+      double use = 0;
+      for (const UsageItem& item : network_.variables[v].items)
+        use += static_cast<double>(item.use[static_cast<size_t>(s)]) * (item.last - item.first);
+      if (use >= smallest) continue;
+      smallest = use;
+      least[v] = s;
+    }
+  }
+  const std::vector<int64_t> usage = usage_of(network_, least);
+  std::vector<int64_t> room = network_.capacity;
+  for (size_t row = 0; row < room.size(); ++row) room[row] -= usage[row];
+  room_.build(room);
+  for (size_t v = 0; v < count; ++v) {
+    const NetworkVariable& variable = network_.variables[v];
+    std::vector<double> cost = variable.cost;
+    const auto own = static_cast<int>(cost.size());
+    for (const int e : incident_[v]) {
+      const PairCost& pair = network_.pairs[static_cast<size_t>(e)];
+      const int u = neighbour(e, static_cast<int>(v)), other = choice[static_cast<size_t>(u)];
+      if (other < 0) continue;
+      for (int s = 0; s < own; ++s)
+        cost[static_cast<size_t>(s)] += static_cast<size_t>(pair.a) == v
+                                            ? pair.cost[static_cast<size_t>(s * network_.size(u) + other)]
+                                            : pair.cost[static_cast<size_t>(other * own + s)];
+    }
+    for (const UsageItem& item : variable.items) {
+      room_.add(item.first, item.last, item.use[static_cast<size_t>(least[v])]);
+    }
+    choice[v] = least[v];
+    double best = std::numeric_limits<double>::infinity();
+    for (int s = 0; s < own; ++s) {
+      if (cost[static_cast<size_t>(s)] >= best) continue;
+      // A variable's items may share rows: then what they use together counts, which this overestimates.
+      int64_t together = 0;
+      for (const UsageItem& item : variable.items) together += item.use[static_cast<size_t>(s)];
+      const bool fitting =
+          std::all_of(variable.items.begin(), variable.items.end(), [&](const UsageItem& item) {
+            return item.use[static_cast<size_t>(s)] == 0 || together <= room_.least(item.first, item.last);
+          });
+      if (!fitting && s != least[v]) continue;
+      best = cost[static_cast<size_t>(s)];
+      choice[v] = s;
+    }
+    for (const UsageItem& item : variable.items)
+      room_.add(item.first, item.last, -item.use[static_cast<size_t>(choice[v])]);
+  }
+  return offer(choice);
+}
+
 void Search::start(const std::vector<int>& choice) {
   choice_ = choice;
   recount();

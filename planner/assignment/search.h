@@ -42,6 +42,9 @@ class Search {
   void set_prices(const std::vector<double>& prices);
   // Take the choice as the best when it is. True: it was.
   bool offer(const std::vector<int>& choice);
+  // Decide one variable after the other, each as cheaply as it can be with those before, where all later ones
+  // use least; and take the result as offer() does.
+  bool construct();
   bool found() const { return best_.has_value(); }
   const std::vector<int>& best() const { return *best_; }
   double best_cost() const { return best_cost_; }  // kBlocked and above: none

@@ -41,7 +41,7 @@ class Solving {
       outcome.proven = true;
       return outcome;
     }
-    Network network = reduction.network();
+    Network network = reduction.take_network();
     result_.variables = static_cast<int>(network.variables.size());
     result_.pairs = static_cast<int>(network.pairs.size());
     result_.rows = static_cast<int>(network.capacity.size());
@@ -65,6 +65,7 @@ class Solving {
     Search search(network, options_.seed);
     // Nothing is found: the time ends earlier.
     const Clock clock(whole, [&] { return !search.found() && whole.seconds_left() < kept_seconds; });
+    search.construct();
     Random random(options_.seed);
     constexpr double kLargeTables = 1 << 20, kSmallTables = 1 << 12, kQuickWork = 1e8, kFewest = 200;
     constexpr size_t kFew = 3000;  // variables for which the order of elimination takes no time

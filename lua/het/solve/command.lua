@@ -100,8 +100,8 @@ function command.run(...)
     end
     say("%-10s %s", "cost", found.cost)
     say("%-10s %s", "bound", found.bound or "none yet")
-    say("%-10s %s", "gap", found.optimal and "0 %, proven optimal" or found.bound and ("%.4f %%"):format(100 * found.gap)
-      or "unknown")
+    local gap = found.bound and ("%.4f %%"):format(100 * found.gap) or "unknown"
+    say("%-10s %s", "gap", found.optimal and "0 %, proven optimal" or gap)
     say("%-10s %s at time %d, limit %s", "peak usage", found.peak_usage, found.peak_time, found.usage_limit or "none")
     say("%-10s %.2f s%s", "time", found.seconds, found.interrupted and ", interrupted" or "")
     if not given.out then say("%s", choice) end
