@@ -54,7 +54,8 @@ local scripts = {
     "tests/bench/rules.py", "the sharding rules of all operators, executed over uneven parts",
   },
   hap = {
-    "tests/bench/hap.py", "sharding programs for HAP's four workloads on its cluster, by the cost model (also --gpus=8,64)",
+    "tests/bench/hap.py", "sharding programs for HAP's four workloads on its cluster, by the cost model "
+      .. "(also --gpus=8,64)",
   },
   recovery = {
     "tests/bench/recovery/run.py", "from a loss to the next step, the cost of snapshots, a day of spot machines (also "

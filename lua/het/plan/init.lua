@@ -460,7 +460,8 @@ plan.hap = define.constructor {
   fields = {
     { "cluster", "cluster", "what it may use, device by device a rank (default: the ranks that are there, their "
       .. "machines and links as they are measured)" },
-    { "microbatch", "integer", "samples that all devices share at once (default: the batch, or as many as fit)", min = 1 },
+    { "microbatch", "integer", "samples that all devices share at once (default: the batch, or as many as fit)",
+      min = 1 },
   },
   build = function(a)
     return setmetatable({ automatic = { policy = "hap", objective = "time", cluster = a.cluster,
