@@ -159,9 +159,9 @@ double reparametrise(Network& network, const std::vector<double>& extra, int swe
   return value;
 }
 
-Dual::Dual(Network& network, Random& random, double most_entries)
+Dual::Dual(Network& network, Random& random, double most_entries, const Clock& clock)
     : network_(network),
-      elimination_(model_of(network), most_entries, TooLarge::split, random, 6e7),
+      elimination_(model_of(network), most_entries, TooLarge::split, random, &clock, 6e7),
       prices_(network.capacity.size(), 0.0),
       best_prices_(prices_),
       bound_(-std::numeric_limits<double>::infinity()) {}
@@ -250,24 +250,27 @@ void Dual::run(const Clock& clock, const Offer& offer) {
   // The bound's next aim is so far above it: farther when it gets there, nearer when it does not.
   double reach = reach_;
   int stale = 0;
+  double boost = 2;
   prices_ = best_prices_;
   for (int iteration = 0; !clock.passed(); ++iteration) {
     double value = 0;
     if (!evaluate(prices_, choice, value, clock)) return;
     const std::vector<int64_t> usage = usage_of(network_, choice);
     best_known = std::min(best_known, offer(choice, fits(network_, usage)));
-    // Nothing fits yet: prices that are much too high may give a choice that does.
+    // While the best choice is far from the bound: prices that are too high may give a better one that fits.
     constexpr int kTry = 4;
-    constexpr double kMostBoost = 1000;
-    if (is_blocked(best_known) && rows > 0 && iteration % kTry == kTry - 1)
-      for (double boost = 2; boost < kMostBoost && is_blocked(best_known); boost *= 4) {
-        std::vector<double> boosted = prices_;
-        for (double& price : boosted) price *= boost;
-        std::vector<int> careful;
-        double unused = 0;
-        if (!evaluate(boosted, careful, unused, clock)) return;
-        best_known = std::min(best_known, offer(careful, fits(network_, usage_of(network_, careful))));
-      }
+    constexpr double kFar = 0.03;
+    if (rows > 0 && iteration % kTry == kTry - 1 && best_known > bound_ + kFar * std::abs(bound_)) {
+      std::vector<double> boosted = prices_;
+      for (double& price : boosted) price *= boost;
+      std::vector<int> careful;
+      double unused = 0;
+      if (!evaluate(boosted, careful, unused, clock)) return;
+      const bool careful_fits = fits(network_, usage_of(network_, careful));
+      best_known = std::min(best_known, offer(careful, careful_fits));
+      constexpr double kLower = 0.6, kHigher = 2;
+      boost = 1 + (boost - 1) * (careful_fits ? kLower : kHigher);
+    }
     const bool known = !is_blocked(best_known);
     const double gained = iteration == 0 ? 0 : value - bound_;
     if (value > bound_) {

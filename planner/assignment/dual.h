@@ -20,7 +20,7 @@ double reparametrise(Network& network, const std::vector<double>& extra, int swe
 class Dual {
  public:
   // `network` outlives it; its costs are reparametrised.
-  Dual(Network& network, Random& random, double most_entries);
+  Dual(Network& network, Random& random, double most_entries, const Clock& clock);
 
   // Begin at these prices.
   void set_prices(const std::vector<double>& prices);

@@ -98,17 +98,20 @@ std::vector<size_t> PairModel::offsets() const {
 }
 
 Elimination::Elimination(PairModel model, double most_entries, TooLarge too_large, Random& random,
-                         double most_total)
+                         const Clock* clock, double most_total)
     : model_(std::move(model)), offsets_(model_.offsets()) {
   constexpr double kFewest = 64;
   do {
-    plan(most_entries, too_large, random);
+    planned_ = plan(most_entries, too_large, random, clock);
     most_entries /= 4;
-  } while (total_ > most_total && most_entries > kFewest);
-  arrange();
+  } while (planned_ && total_ > most_total && most_entries > kFewest);
+  if (planned_)
+    arrange();
+  else
+    exact_ = false;
 }
 
-void Elimination::plan(double most_entries, TooLarge too_large, Random& random) {
+bool Elimination::plan(double most_entries, TooLarge too_large, Random& random, const Clock* clock) {
   const size_t variables = model_.sizes.size();
   factors_.clear();
   buckets_.clear();
@@ -125,7 +128,10 @@ void Elimination::plan(double most_entries, TooLarge too_large, Random& random) 
   }
   for (size_t v = 0; v < variables; ++v) order.push(static_cast<int>(v));
   int v = 0;
+  size_t steps = 0;
   for (double entries = 0; order.pop(v, entries);) {
+    constexpr size_t kOften = 255;
+    if (clock && (++steps & kOften) == 0 && clock->passed()) return false;
     const std::vector<int> around = order.neighbours(v);
     if (entries > most_entries && too_large == TooLarge::hold) {
       // Held: of this variable and its neighbours the one that many tables have, by chance among the likely
@@ -206,6 +212,7 @@ void Elimination::plan(double most_entries, TooLarge too_large, Random& random) 
     order_.push_back(v);
     for (const int u : around) order.changed(u);
   }
+  return true;
 }
 
 // In each table the variable that goes next varies fastest.
@@ -318,6 +325,7 @@ bool Elimination::solve_bucket(const Bucket& bucket, const Clock& clock) {
 
 bool Elimination::run(const std::vector<double>& unary, std::vector<int>& choice, const Clock& clock,
                       double& least) {
+  if (!planned_) return false;
   unary_ = unary;
   constant_ = 0;
   for (const PairModel::Pair& pair : model_.pairs) {

@@ -47,8 +47,9 @@ class Elimination {
  public:
   // Chooses the order. Tables of more than `most_entries` are avoided as `too_large` says, and all tables
   // together keep to `most_total`.
+  // When the clock runs out meanwhile, run() gives nothing.
   Elimination(PairModel model, double most_entries, TooLarge too_large, Random& random,
-              double most_total = 3e7);
+              const Clock* clock = nullptr, double most_total = 3e7);
 
   bool exact() const { return exact_; }  // no variable is held, no table split
   const std::vector<int>& held() const { return held_; }
@@ -80,7 +81,7 @@ class Elimination {
     bool first = true;  // of this variable's buckets: it has the variable's own costs
   };
 
-  void plan(double most_entries, TooLarge too_large, Random& random);
+  bool plan(double most_entries, TooLarge too_large, Random& random, const Clock* clock);
   void arrange();
   void accumulate(const Bucket& bucket, const Factor& factor);
   bool solve_bucket(const Bucket& bucket, const Clock& clock);
@@ -94,7 +95,7 @@ class Elimination {
   std::vector<char> is_held_;
   std::vector<double> unary_, scratch_;
   double constant_ = 0, work_ = 0, total_ = 0;
-  bool exact_ = true;
+  bool exact_ = true, planned_ = false;
 };
 
 }  // namespace het::planner::assignment

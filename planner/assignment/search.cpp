@@ -399,7 +399,7 @@ bool Search::move(size_t wanted, const Clock& clock) {
       std::clamp(kAllTables / static_cast<double>(piece_.variables.size()), kSmallTables, kLargeTables);
   const double most_entries = kSmallTables * std::pow(largest / kSmallTables, random_.uniform());
   const PairModel described = model;
-  Elimination elimination(std::move(model), most_entries, TooLarge::hold, random_);
+  Elimination elimination(std::move(model), most_entries, TooLarge::hold, random_, &clock);
 
   constexpr std::array<double, 6> kScales{1, 1, 1, 0, 0.5, 1.3};
   const double scale = kScales[random_.below(kScales.size())];

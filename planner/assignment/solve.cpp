@@ -70,10 +70,10 @@ class Solving {
     constexpr double kLargeTables = 1 << 20, kSmallTables = 1 << 12, kQuickWork = 1e8, kFewest = 200;
     constexpr size_t kFew = 3000;  // variables for which the order of elimination takes no time
     std::optional<Dual> fine, quick;
-    if (network.variables.size() <= kFew) fine.emplace(network, random, kLargeTables);
+    if (network.variables.size() <= kFew) fine.emplace(network, random, kLargeTables, clock);
     if (!fine || !fine->exact() || fine->elimination().work() > kQuickWork) {
       double entries = kSmallTables;
-      do quick.emplace(network, random, entries);
+      do quick.emplace(network, random, entries, clock);
       while (quick->elimination().work() > kQuickWork && (entries /= 4) > kFewest);
     }
     Dual& coarse = quick ? *quick : *fine;
@@ -123,7 +123,7 @@ class Solving {
         constexpr double kFineShare = 0.04, kWalkShare = 0.02;
         if (quick && !coarse.exact()) {
           const Clock refining = clock.within(kFineShare * all);
-          if (!fine) fine.emplace(network, random, kLargeTables);
+          if (!fine) fine.emplace(network, random, kLargeTables, clock);
           fine->set_prices(coarse.prices());
           fine->tighten(5, refining);
           fine->run(refining, offer);

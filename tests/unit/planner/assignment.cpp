@@ -280,7 +280,7 @@ TEST_CASE(
   Random random(1);
   std::vector<int> choice(network.variables.size(), 0);
   double least = 0;
-  Elimination whole(model, 1e9, TooLarge::split, random, 1e9);
+  Elimination whole(model, 1e9, TooLarge::split, random, &clock, 1e9);
   REQUIRE(whole.exact());
   REQUIRE(whole.run(unary, choice, clock, least));
   CHECK(cost_of(network, choice) == Approx(least));
