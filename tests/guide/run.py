@@ -49,6 +49,9 @@ SMALL = {
     'hetrun snapshot export backup model': [],
     'hetrun plan recipes/llama_tiny.lua --cluster=recipes/clusters/mixed.lua --policy=policy.lua': ['--batch=32'],
     'hetrun plan recipes/llama_tiny.lua --cluster=cluster.lua --precision=bf16': ['--batch=16'],
+    'hetrun plan recipes/gpt_text.lua --cluster=cluster.lua --policy=hap': [
+        '--text=shakespeare.txt', *SMALL_GPT[:4], '--batch=32'],
+    'hetrun solve instance.json --seconds=60 --out=choice.txt': [],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
 # Tests below run these.
@@ -106,6 +109,9 @@ class Case(unittest.TestCase):
                                   ('recipes/guide/plan_a_cluster.md', 'cluster.lua', 'return het.cluster'),
                                   ('recipes/guide/plan_a_cluster.md', 'policy.lua', 'return function(problem)')):
             (self.folder / name).write_text(lua_block(ROOT / page, words))
+        solve = (ROOT / 'recipes' / 'guide' / 'solve.md').read_text()
+        instance = re.search(r'```json\n(.*?)```', solve, re.DOTALL)
+        (self.folder / 'instance.json').write_text(instance[1])
         (self.folder / 'shakespeare.txt').write_text('To be, or not to be: that is the question.\n' * 400)
         self.environment = os.environ | {'HETRUN_SECRET': '0123456789abcdef', 'XDG_CACHE_HOME': str(self.folder)}
 

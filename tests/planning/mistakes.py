@@ -159,7 +159,7 @@ class Mistakes(Case):
                             '--without=schedule', '--old=nowhere.lua', '--cluster=cluster.lua', '--profile=nowhere.json')
         no_node = 'cluster.lua:2: cluster needs at least one het.node { ... }: the machines that a plan may use'
         self.assertEqual(reply.splitlines(), [
-            'hetrun: --policy=fst is not one of autohet, megatron, whale, exhaustive, search, auto',
+            'hetrun: --policy=fst is not one of autohet, megatron, whale, exhaustive, search, auto, hap',
             '--objective=x is not one of time, cost, progress',
             '--near=5 is no share between 0 and 1, such as 2% or 0.02',
             '--fallbacks=0 is not a whole number above 0, such as --fallbacks=2',

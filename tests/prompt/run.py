@@ -474,7 +474,7 @@ class CommandLine(Case):
         self.refused('gpt_text.lua --elastc 2:3',
                      "there is no option --elastc; did you mean --elastic? (hetrun --help lists the options)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'profile, snapshot, status, attach, docs (hetrun --help)')
+                     'profile, solve, snapshot, status, attach, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "
