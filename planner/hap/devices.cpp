@@ -95,7 +95,7 @@ double DeviceGroup::padded_seconds(const std::vector<double>& counts) const {
 }
 
 // n broadcasts, each along the ring in small pieces: every block passes each link but one, and each broadcast
-// starts with a latency of its own.
+// adds a latency.
 double DeviceGroup::grouped_seconds(const std::vector<double>& counts) const {
   const double least = *std::min_element(counts.begin(), counts.end());
   return (size() - 1 + size()) * slowest_.latency_seconds +

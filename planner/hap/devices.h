@@ -50,7 +50,7 @@ class DeviceGroup {
   // Seconds of an all_gather or a reduce_scatter of one byte, latencies apart, as the largest of several sums
   // over devices of a coefficient times the device's part: [sum][device].
   std::vector<std::vector<double>> gather_rows() const;
-  // The least over all ways to cut `bytes` into parts of which the largest is in [least, most].
+  // The least over all ways to cut `bytes` into parts whose largest is in [least, most].
   double least_seconds(CollectiveKind kind, double bytes, double least, double most) const;
 
  private:

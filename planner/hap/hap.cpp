@@ -25,8 +25,6 @@ std::set<int> sample_axes(const PlacementTable& table) {
   return axes;
 }
 
-bool is_gradient_sum(const Node& node) { return node.phase != Phase::forward; }
-
 // What the published rules lack: a forward product whose contracted dimension is cut, and heads, and tables
 // and classifiers by vocabulary.
 bool is_published(const PlacementTable& table, NodeId n, const NodeSharding& way) {
@@ -37,7 +35,7 @@ bool is_published(const PlacementTable& table, NodeId n, const NodeSharding& way
   if (node.op->heads_dim >= 0 && samples.count(way.axis) == 0) return false;
   const bool sums =
       std::any_of(way.outputs.begin(), way.outputs.end(), [](PlacementId p) { return p == kPartial; });
-  return is_gradient_sum(node) || !sums || samples.count(way.axis) != 0;
+  return node.phase != Phase::forward || !sums || samples.count(way.axis) != 0;
 }
 
 class Synthesis {

@@ -163,8 +163,8 @@ class Maker {
     return std::min<NodeId>(before, static_cast<NodeId>(graph_.nodes.size()) - 1);
   }
 
-  // The latest node of the forward pass of which this one, which reads gradients alone, is the reverse: a
-  // concat of a split, a reshape of a reshape. -1: there is none.
+  // For a node that reads gradients alone: the latest node of the forward pass that it reverses, a split for
+  // a concat, a reshape for a reshape. -1: there is none.
   NodeId mirrored(const Node& of, NodeId before) const {
     const auto inputs = types_of(graph_, of.inputs), outputs = types_of(graph_, of.outputs);
     for (NodeId n = std::min<NodeId>(before, static_cast<NodeId>(graph_.nodes.size()) - 1); n >= 0; --n) {

@@ -17,7 +17,6 @@ struct Slot {
   uint16_t made = kUndecided;
   Needs needs{};
 
-  bool is_decided() const { return made != kUndecided; }
   PlacementId placement() const { return static_cast<PlacementId>(made); }
   uint64_t bits() const { return std::bit_cast<uint64_t>(*this); }
   bool operator==(const Slot& other) const { return bits() == other.bits(); }
