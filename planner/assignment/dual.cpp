@@ -287,7 +287,8 @@ void Dual::run(const Clock& clock, const Offer& offer) {
       if (iteration >= kFewest && gained <= 1e-6 * std::abs(before)) return;
       continue;
     }
-    if (reach <= 0) reach = 0.02 * std::abs(value) + 1;
+    constexpr double kFirstReach = 0.02, kFirstShare = 0.25;
+    if (reach <= 0) reach = known ? kFirstShare * (best_known - value) : kFirstReach * std::abs(value) + 1;
     constexpr double kFarther = 1.5, kNearer = 0.5, kPart = 0.2;
     constexpr int kPatience = 5;
     if (iteration > 0) {

@@ -68,7 +68,9 @@ class Solving {
     search.construct();
     Random random(options_.seed);
     constexpr double kLargeTables = 1 << 20, kSmallTables = 1 << 12, kQuickWork = 1e8, kFewest = 200;
-    constexpr size_t kFew = 3000;  // variables for which the order of elimination takes no time
+    // Of so few variables the order of elimination takes no time; of more than so many large tables take too
+    // much.
+    constexpr size_t kFew = 3000, kNotMany = 40'000;
     std::optional<Dual> fine, quick;
     if (network.variables.size() <= kFew) fine.emplace(network, random, kLargeTables, clock);
     if (!fine || !fine->exact() || fine->elimination().work() > kQuickWork) {
@@ -79,7 +81,7 @@ class Solving {
     Dual& coarse = quick ? *quick : *fine;
     const double all = clock.seconds_left();
     constexpr int kSweeps = 60;
-    if (!coarse.exact()) coarse.tighten(kSweeps, clock.within(0.1 * all));
+    if (!coarse.exact()) coarse.tighten(kSweeps, clock.within(0.05 * all));
     int offers = 0;
     const Dual::Offer offer = [&](const std::vector<int>& choice, bool fitting) {
       constexpr int kEvery = 25, kEveryUntilFound = 8;
@@ -121,7 +123,7 @@ class Solving {
         search.set_prices(coarse.prices());
         if (proven() || clock.passed()) break;
         constexpr double kFineShare = 0.04, kWalkShare = 0.02;
-        if (quick && !coarse.exact()) {
+        if (quick && !coarse.exact() && network.variables.size() <= kNotMany) {
           const Clock refining = clock.within(kFineShare * all);
           if (!fine) fine.emplace(network, random, kLargeTables, clock);
           fine->set_prices(coarse.prices());
