@@ -51,7 +51,7 @@ int solve_assignment(lua_State* L) {
   const auto elapsed = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   };
-  const std::string path = field<std::string>(L, 1, "path").value_or("");
+  const Path path = field<Path>(L, 1, "path").value_or(Path(""));
   const double seconds = field<double>(L, 1, "seconds").value_or(60);
   constexpr double kMostSeconds = 1e6;
   if (!(seconds > 0 && seconds <= kMostSeconds))

@@ -1,6 +1,8 @@
 // Mixtures of experts: which experts a token is sent to, the places that it gets with them, and the way there
 // and back. A slot is `expert · capacity + place`, or -1 where an expert had no place left. Places are
 // counted within a sample, so that no result depends on which samples are computed together.
+#include <limits>
+
 #include "core/ops/rules.h"
 
 namespace het::ops {
@@ -30,9 +32,12 @@ Types infer_top_k_gradient(const OpCall& call) {
 
 // --- slots
 
+constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max();  // which are i32
+
 int64_t positive(const OpCall& call, std::string_view name) {
   const int64_t value = setting<int64_t>(call, name);
   if (value < 1) refuse(call, fmt::format("{} = {} has to be positive", name, value));
+  if (value > kMostSlots) refuse(call, fmt::format("{} = {}; {} are the most", name, value, kMostSlots));
   return value;
 }
 
@@ -42,7 +47,8 @@ Types infer_slots(const OpCall& call) {
   require_rank(call, 0, 3);
   if (last(call[0].shape) < 1) refuse(call, "tokens choose no expert");
   const int64_t experts = positive(call, "experts");
-  positive(call, "capacity");
+  if (const int64_t capacity = positive(call, "capacity"); experts > kMostSlots / capacity)
+    refuse(call, fmt::format("{} experts with {} places each are more than {} slots", experts, capacity, kMostSlots));
   return {call[0], {DType::i32, {call[0].shape[0], experts}}};
 }
 
@@ -74,6 +80,8 @@ Types infer_dispatch(const OpCall& call) {
   require_weight(call);
   const int64_t experts = setting<int64_t>(call, "experts"), capacity = positive(call, "capacity");
   if (experts < 0) refuse(call, fmt::format("experts = {} is negative", experts));
+  if (experts > kMostSlots / capacity)
+    refuse(call, fmt::format("{} experts with {} places each are more than {} slots", experts, capacity, kMostSlots));
   require_part(call, experts, "experts");
   return {{call[0].dtype, {experts, call[0].shape[0], capacity, call[0].shape[2]}}};
 }

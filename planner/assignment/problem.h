@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/io/file.h"
+
 namespace het::planner::assignment {
 
 // Sums of many 64-bit costs.
@@ -61,6 +63,6 @@ std::optional<std::string> obviously_infeasible(const AssignmentProblem& problem
 // Read an instance in the contest's JSON form from its text or from a file. `name` is for messages. Throws
 // Error(usage) that names the place: a byte of the file, or a field such as problem.nodes.usages[3][0].
 AssignmentProblem parse_instance(std::string_view text, const std::string& name);
-AssignmentProblem read_instance(const std::string& path);
+AssignmentProblem read_instance(const Path& path);
 
 }  // namespace het::planner::assignment

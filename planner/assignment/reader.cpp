@@ -250,9 +250,9 @@ AssignmentProblem parse_instance(std::string_view text, const std::string& name)
   return with_context([&] { return name; }, [&] { return Reader(text).read(); });
 }
 
-AssignmentProblem read_instance(const std::string& path) {
-  const MappedFile file{Path(path)};
-  return parse_instance(file.text(), path);
+AssignmentProblem read_instance(const Path& path) {
+  const MappedFile file(path);
+  return parse_instance(file.text(), path.text);
 }
 
 }  // namespace het::planner::assignment

@@ -212,6 +212,25 @@ double AssignmentResult::gap() const {
   return size == 0 ? 1 : static_cast<double>(cost - bound) / static_cast<double>(size);
 }
 
+namespace {
+
+// The largest sum that costs can come to, forbidden ones left out.
+double magnitude(const AssignmentProblem& problem) {
+  double sum = 0;
+  const auto add = [&](const auto& costs) {
+    double most = 0;
+    for (const auto cost : costs)
+      if (std::abs(static_cast<double>(cost)) < static_cast<double>(kForbiddenCost))
+        most = std::max(most, std::abs(static_cast<double>(cost)));
+    sum += most;
+  };
+  for (const auto& node : problem.nodes) add(node.costs);
+  for (const auto& edge : problem.edges) add(edge.costs);
+  return sum;
+}
+
+}  // namespace
+
 AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& options) {
   const std::vector<std::string> mistakes = problem.validate();
   if (!mistakes.empty()) fail_usage("{}", fmt::join(mistakes, "\n"));
@@ -248,9 +267,13 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
     result.peak_time = found.peak_time;
     result.choice = std::move(outcome.choice);
   }
+  // The search and its bound are in doubles: where they cannot hold every sum of costs, the bound is lowered by
+  // what they may be wrong by, and proves no optimum.
+  const double error = magnitude(problem) > 0x1p53 ? 1e-11 * magnitude(problem) : 0;
+  if (error > 0 && result.feasible) outcome.proven = false;
   if (std::isfinite(outcome.bound)) {
     result.has_bound = true;
-    result.bound = rounded_up(outcome.bound);
+    result.bound = rounded_up(outcome.bound - error);
     if (result.feasible) result.bound = std::min(result.bound, result.cost);
   }
   if (result.feasible) {

@@ -94,7 +94,9 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
   for (size_t i = 0; i < graph_.values.size(); ++i) {
     const Value& value = graph_.values[i];
     Key key{0, static_cast<int64_t>(value.type.dtype), static_cast<int64_t>(value.role), of_state_[i],
-            joined_[i]};
+            joined_[i],
+            value.producer < 0 ? -1
+                               : static_cast<int64_t>(graph_.nodes[static_cast<size_t>(value.producer)].phase)};
     const auto add = [&](const std::vector<int64_t>& list) {
       key.push_back(std::ssize(list));
       key.insert(key.end(), list.begin(), list.end());
@@ -355,6 +357,12 @@ ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
     if (graph_.nodes[n].op->any_placement) continue;
     result.compute += this->node(node, way_number(node, program.nodes[n]), program.shares);
   }
+  // The search does not know placements beyond these.
+  const auto is_known = [](PlacementId lies) { return lies < kMostPlacements; };
+  if (!std::all_of(program.values.begin(), program.values.end(), is_known) ||
+      !std::all_of(program.conversions.begin(), program.conversions.end(),
+                   [&](const Conversion& conversion) { return is_known(conversion.to); }))
+    return {kNever, 0};
   std::map<ValueId, Needs> needs;
   for (const Conversion& conversion : program.conversions)
     if (graph_.values[static_cast<size_t>(conversion.value)].role != Role::input)

@@ -187,7 +187,7 @@ struct Entry {
 };
 struct Table {
   std::vector<Entry> entries;  // the cheapest first
-  Ticks least() const { return entries.empty() ? kNever : entries[0].cost; }
+  bool is_complete = true;     // nothing was dropped for want of room
 };
 
 // Decides one group by itself: values that other groups make are undecided.
@@ -197,7 +197,7 @@ class GroupSearch {
               const SearchOptions& options)
       : groups_(groups), group_(group), table_(table), options_(options) {}
 
-  Table run(int64_t& states, bool& is_truncated) {
+  Table run(int64_t& states) {
     find_left();
     Frontier level(group_.members.size());
     level.add(State(group_.members.size()), 0, {});
@@ -214,7 +214,7 @@ class GroupSearch {
           ++states;
           next.add(state, level.cost(i) + cost, {static_cast<uint32_t>(i), static_cast<int32_t>(w)});
         }
-      if (next.reduce(contexts_after(s), options_.most_states) < kNever) is_truncated = true;
+      if (next.reduce(contexts_after(s), options_.most_states) < kNever) result.is_complete = false;
       origins.push_back(next.origins());
       level = std::move(next);
     }
@@ -354,7 +354,7 @@ class Search {
     make_units();
     // Each group takes part in at most one join more than there are groups, and in one step of the search.
     Ticks least = 0;
-    for (const Unit& unit : units_) least = std::min(kNever, least + unit.table->least());
+    for (const Unit& unit : units_) least = std::min(kNever, least + least_of(unit));
     slack_ = static_cast<Ticks>(options_.tolerance * static_cast<double>(least)) /
              (2 * static_cast<Ticks>(std::max<size_t>(units_.size(), 1)));
     join_units();
@@ -362,12 +362,14 @@ class Search {
     assign_slots();
     const size_t count = units_.size();
     std::vector<Ticks> to_come(count + 1, 0);  // the heuristic
-    for (size_t u = count; u-- > 0;) to_come[u] = std::min(kNever, to_come[u + 1] + units_[u].table->least());
+    for (size_t u = count; u-- > 0;) to_come[u] = std::min(kNever, to_come[u + 1] + least_of(units_[u]));
     if (to_come[0] > options_.limit) {
       result_.bound = options_.limit;
       return std::move(result_);
     }
-    Ticks dropped = is_truncated_ ? to_come[0] : kNever;
+    Ticks dropped = kNever;
+    for (const Unit& unit : units_)
+      if (!unit.table->is_complete) dropped = to_come[0];
     Frontier level(static_cast<size_t>(slots_));
     level.add(State(static_cast<size_t>(slots_)), 0, {});
     origins_.resize(count);
@@ -394,6 +396,23 @@ class Search {
 
  private:
   const ValueCosts& costs_of(ValueId id) const { return groups_.of(id); }
+
+  // What a unit costs at least, whatever others decide: of state whose placement two units decide, what is
+  // needed counts once when they meet, so it is left out. 0 where something was dropped.
+  Ticks least_of(const Unit& unit) const {
+    if (!unit.table->is_complete) return 0;
+    Ticks least = kNever;
+    for (const Entry& entry : unit.table->entries) {
+      Ticks cost = entry.cost;
+      for (size_t o = 0; o < unit.outer.size(); ++o) {
+        const Slot& slot = entry.outer[o];
+        if (slot.made != Slot::kUndecided && is_state_value(unit.outer[o]))
+          cost -= costs_of(unit.outer[o]).cost(slot.placement(), slot.needs);
+      }
+      least = std::min(least, cost);
+    }
+    return least;
+  }
   bool is_state_value(ValueId id) const {
     return is_state(costs_.table().graph().values[static_cast<size_t>(id)]);
   }
@@ -445,7 +464,7 @@ class Search {
       if (tables.size() <= kind) tables.resize(kind + 1);
       if (!tables[kind])
         tables[kind] = std::make_shared<Table>(
-            GroupSearch(groups_, group, costs_.table(), options_).run(result_.states, is_truncated_));
+            GroupSearch(groups_, group, costs_.table(), options_).run(result_.states));
       Unit unit;
       unit.group = unit.first = unit.last = g;
       unit.layer = group.layer;
@@ -606,6 +625,7 @@ class Search {
       }
     both.reduce(contexts, std::numeric_limits<size_t>::max(), slack_);
     Table table;
+    table.is_complete = a.table->is_complete && b.table->is_complete;
     for (size_t i = 0; i < both.size(); ++i)
       table.entries.push_back({both.cost(i),
                                {both.state(i), both.state(i) + outer.size()},
@@ -759,11 +779,12 @@ class Search {
     const Graph& graph = costs_.table().graph();
     result_.state.assign(graph.values.size(), kReplicated);
     result_.ways.assign(graph.nodes.size(), 0);
-    result_.bound = dropped;
+    const Ticks lost = 2 * static_cast<Ticks>(groups_.list.size()) * slack_;
+    result_.bound = dropped == kNever ? kNever : dropped - lost;
     if (level.size() == 0) return std::move(result_);
     result_.found = true;
     result_.cost = level.cost(0);
-    result_.bound = std::min(dropped, result_.cost - 2 * static_cast<Ticks>(groups_.list.size()) * slack_);
+    result_.bound = std::min(dropped, result_.cost) - lost;
     size_t at = 0;
     for (size_t u = units_.size(); u-- > 0;) {
       const Origin origin = (*origins_[u])[at];
@@ -823,7 +844,6 @@ class Search {
   const SearchOptions& options_;
   Groups groups_;
   SearchResult result_;
-  bool is_truncated_ = false;  // states of a table were dropped for their number
   int slots_ = 0, kinds_ = 0;
   Ticks added_ = 0, slack_ = 0;
   std::vector<std::vector<Use>> users_;  // of values, by group

@@ -423,7 +423,7 @@ plan.auto = define.constructor {
   example = 'plan = het.plan.auto { objective = "time" }',
   fields = {
     { "policy", "string|function", "who looks for it; a function(problem) returns the plan itself", default = "auto",
-      choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search", "hap" } },
+      choices = { "auto", "autohet", "megatron", "whale", "exhaustive", "search" } },
     { "objective", "string", "what is best", default = "time", choices = { "time", "cost", "progress" } },
     { "cluster", "cluster", "what it may use, device by device a rank (default: the ranks that are there, their "
       .. "machines and links as they are measured)" },

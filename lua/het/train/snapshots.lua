@@ -102,6 +102,7 @@ local function is_whole(run)
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
   run.memory_pause = 1
+  run.memory_due = step + (run.pace and pace.next_steps(run) or (run.arguments.snapshot or {}).memory_every or 1)
   note(run, "memory", task)
 end
 
@@ -157,7 +158,6 @@ local function is_due_in_memory(run)
     pause_memory(run)
   elseif task then
     is_whole(run)
-    run.memory_due = task:step() + (run.pace and pace.next_steps(run) or run.arguments.snapshot.memory_every)
   end
   run.snapshotting.memory, run.snapshot_failed = nil, false
   return run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and run.snapshots:is_scarce()

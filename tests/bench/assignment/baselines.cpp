@@ -142,7 +142,7 @@ void report(const char* name, const AssignmentProblem& problem, const std::vecto
 int main(int argc, char** argv) {
   if (argc < 3) return fmt::print(stderr, "usage: assignment_baselines FILE SECONDS [SEED]\n"), 2;
   try {
-    const AssignmentProblem problem = read_instance(argv[1]);
+    const AssignmentProblem problem = read_instance(het::Path(argv[1]));
     const Network network = build_network(problem, Forbidden::count);
     const Neighbours neighbours(network);
     std::vector<int> start = greedy(network, neighbours);
