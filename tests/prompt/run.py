@@ -548,7 +548,7 @@ return het.train {
 
     def test_a_mask_that_hides_nothing_is_refused(self):
         self.refused('bert_base.lua --text=text.txt --mask=0.00001',
-                     'bert_base.lua:38: data.masked.mask_share = 1e-05 hides less than one of the 2048 tokens of a step; '
+                     'bert_base.lua:39: data.masked.mask_share = 1e-05 hides less than one of the 2048 tokens of a step; '
                      '0.00049 and more work')
 
     def test_a_plan_that_leaves_layers_out_gets_an_error_that_lists_them(self):
