@@ -170,8 +170,8 @@ struct Places {
     require_i32(request, slot);
     if (of * capacity >= int64_t{1} << 31 || tokens * k >= int64_t{1} << 31) refuse(request, "2^31 slots");
   }
-  int64_t choices() const { return samples * tokens * k; }
-  int64_t rows() const { return own * samples * capacity; }
+  __host__ __device__ int64_t choices() const { return samples * tokens * k; }
+  __host__ __device__ int64_t rows() const { return own * samples * capacity; }
 
   // The row of y for choice i of slot; -1: it is not here.
   __device__ int64_t row_of(const int* slot, int64_t i, const char* op, Failure* failure) const {
