@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/base/parallel.h"
 #include "core/base/random.h"
 #include "core/io/file.h"
 
@@ -106,10 +107,13 @@ Images draw_shapes(int64_t count, int64_t size, int64_t classes, int64_t seed) {
   elements_of(type.shape);
   Images images{Tensor(type), Tensor({DType::i32, {count}}), 0};
   const PhiloxKey key = philox_key(static_cast<uint64_t>(seed), hash_of("shapes"));
-  for (int64_t i = 0; i < count; ++i) {
-    images.labels.data<int32_t>()[i] = static_cast<int32_t>(i % classes);
-    draw_image(size, i % classes, Dice(key, i), images.pixels.data<uint8_t>() + i * kChannels * size * size);
-  }
+  parallel_for(count, 1 + (int64_t{1} << 14) / (size * size), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      images.labels.data<int32_t>()[i] = static_cast<int32_t>(i % classes);
+      draw_image(size, i % classes, Dice(key, i),
+                 images.pixels.data<uint8_t>() + i * kChannels * size * size);
+    }
+  });
   return images;
 }
 

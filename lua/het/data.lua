@@ -376,8 +376,8 @@ data.shapes = define.constructor {
   example = "data.shapes { samples = 4000, size = 32, classes = 10 }",
   kind = "pairs",
   fields = {
-    { "samples", "integer", "images to draw", default = 4000, min = 1, max = 10 ^ 7 },
-    { "size", "integer", "their height and width", default = 32, min = 8, max = 4096 },
+    { "samples", "integer", "images to draw", default = 4000, min = 1, max = 10 ^ 6 },
+    { "size", "integer", "their height and width", default = 32, min = 8, max = 1024 },
     { "classes", "integer", "different shapes: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, "
       .. "bars, columns", default = 10, min = 1, max = 10 },
     { "seed", "integer", "of what is drawn", default = 0, min = 0 },
