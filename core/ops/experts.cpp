@@ -48,7 +48,8 @@ Types infer_slots(const OpCall& call) {
   if (last(call[0].shape) < 1) refuse(call, "tokens choose no expert");
   const int64_t experts = positive(call, "experts");
   if (const int64_t capacity = positive(call, "capacity"); experts > kMostSlots / capacity)
-    refuse(call, fmt::format("{} experts with {} places each are more than {} slots", experts, capacity, kMostSlots));
+    refuse(call, fmt::format("{} experts with {} places each are more than {} slots", experts, capacity,
+                             kMostSlots));
   return {call[0], {DType::i32, {call[0].shape[0], experts}}};
 }
 
@@ -81,7 +82,8 @@ Types infer_dispatch(const OpCall& call) {
   const int64_t experts = setting<int64_t>(call, "experts"), capacity = positive(call, "capacity");
   if (experts < 0) refuse(call, fmt::format("experts = {} is negative", experts));
   if (experts > kMostSlots / capacity)
-    refuse(call, fmt::format("{} experts with {} places each are more than {} slots", experts, capacity, kMostSlots));
+    refuse(call, fmt::format("{} experts with {} places each are more than {} slots", experts, capacity,
+                             kMostSlots));
   require_part(call, experts, "experts");
   return {{call[0].dtype, {experts, call[0].shape[0], capacity, call[0].shape[2]}}};
 }

@@ -267,8 +267,8 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
     result.peak_time = found.peak_time;
     result.choice = std::move(outcome.choice);
   }
-  // The search and its bound are in doubles: where they cannot hold every sum of costs, the bound is lowered by
-  // what they may be wrong by, and proves no optimum.
+  // The search and its bound are in doubles: where they cannot hold every sum of costs, the bound is lowered
+  // by what they may be wrong by, and proves no optimum.
   const double error = magnitude(problem) > 0x1p53 ? 1e-11 * magnitude(problem) : 0;
   if (error > 0 && result.feasible) outcome.proven = false;
   if (std::isfinite(outcome.bound)) {

@@ -93,10 +93,14 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
   Keys keys;
   for (size_t i = 0; i < graph_.values.size(); ++i) {
     const Value& value = graph_.values[i];
-    Key key{0, static_cast<int64_t>(value.type.dtype), static_cast<int64_t>(value.role), of_state_[i],
+    Key key{0,
+            static_cast<int64_t>(value.type.dtype),
+            static_cast<int64_t>(value.role),
+            of_state_[i],
             joined_[i],
-            value.producer < 0 ? -1
-                               : static_cast<int64_t>(graph_.nodes[static_cast<size_t>(value.producer)].phase)};
+            value.producer < 0
+                ? -1
+                : static_cast<int64_t>(graph_.nodes[static_cast<size_t>(value.producer)].phase)};
     const auto add = [&](const std::vector<int64_t>& list) {
       key.push_back(std::ssize(list));
       key.insert(key.end(), list.begin(), list.end());
