@@ -75,11 +75,6 @@ class Propagation {
  private:
   PlacementId& lies(ValueId id) { return program_.values[static_cast<size_t>(id)]; }
 
-  static bool is_changed(const Node& node, size_t input) {
-    return std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
-                       [&](const auto& pair) { return pair.second == static_cast<int>(input); });
-  }
-
   // The placement of one value that is another's of the same shape.
   PlacementId same_as(ValueId id, ValueId other, PlacementId placement) const {
     const Placement& lies = table_.placements(other)[placement];
@@ -95,7 +90,7 @@ class Propagation {
       const Node& node = graph_.nodes[n];
       ValueId state = kAbsent;
       for (size_t i = 0; node.phase == Phase::update && state == kAbsent && i < node.inputs.size(); ++i)
-        if (is_changed(node, i)) state = node.inputs[i];
+        if (updates(node, i)) state = node.inputs[i];
       const bool keeps =
           node.op->elementwise || node.op->adds_operands || node.op->collective == CollectiveKind::all_reduce;
       for (const ValueId id : node.inputs) {
@@ -140,29 +135,12 @@ class Propagation {
     return sharded && is_of_parameter(graph_, id) ? Moved{bytes, 0} : Moved{0, bytes};
   }
 
-  // Whether a node reads a value of another layer. Between layers values are whole or sharded, so that a
-  // stage can begin at any layer. Sums of a gradient's parts are made where the parts are.
-  bool leaves_layer(ValueId id, const Node& reader) const {
-    const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
-    if (producer < 0 || reader.phase == Phase::update || reader.op->adds_operands) return false;
-    return graph_.nodes[static_cast<size_t>(producer)].layer != reader.layer;
-  }
-
-  // Whether a node adds up a gradient of a parameter that several layers use.
-  bool adds_layers(const Node& node) const {
-    return node.op->adds_operands && node.phase != Phase::update &&
-           std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
-             const NodeId producer = graph_.values[static_cast<size_t>(id)].producer;
-             return producer >= 0 && graph_.nodes[static_cast<size_t>(producer)].layer != node.layer;
-           });
-  }
-
   // To run a node so, and then to add up what it leaves as summands; nullopt: it cannot.
   std::optional<Moved> moved_by(const Node& node, const NodeSharding& way) {
     Moved moved;
     // Each stage adds to such a gradient over micro-batches, so it lies as it is updated, or partial: its
     // summands are converted where they are made.
-    if (adds_layers(node) && way.outputs[0] != kPartial &&
+    if (adds_layers(graph_, node) && way.outputs[0] != kPartial &&
         way.outputs[0] != wanted_[static_cast<size_t>(node.outputs[0])])
       return std::nullopt;
     // What another axis of the mesh sums in the update is exchanged over pipelines as it lies there: of its
@@ -174,12 +152,12 @@ class Propagation {
       if (node.inputs[i] == kAbsent) continue;
       const PlacementId given = lies(node.inputs[i]);
       const auto each = moved_between(node.inputs[i], given, way.inputs[i]);
-      if (!each || (is_changed(node, i) && given != way.inputs[i])) return std::nullopt;
+      if (!each || (updates(node, i) && given != way.inputs[i])) return std::nullopt;
       // What counts once is not brought together for one rank alone.
       const bool once = ((way.once >> i) & 1) != 0;
       if (once && (given != kReplicated || is_gathered_[static_cast<size_t>(node.inputs[i])]))
         return std::nullopt;
-      if (way.inputs[i] == kPartial && leaves_layer(node.inputs[i], node)) return std::nullopt;
+      if (way.inputs[i] == kPartial && leaves_layer(graph_, node.inputs[i], node)) return std::nullopt;
       if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) moved += *each;
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {
@@ -253,7 +231,7 @@ class Propagation {
   void require_updates(const Node& node, const NodeSharding& way) {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId id = node.inputs[i];
-      if (id == kAbsent || !is_changed(node, i) || lies(id) == way.inputs[i]) continue;
+      if (id == kAbsent || !updates(node, i) || lies(id) == way.inputs[i]) continue;
       const auto& placements = table_.placements(id);
       fail_usage("{} cannot update '{}', which is {}: it would have to be {}, as the rest of what it updates",
                  node.op->name, graph_.values[static_cast<size_t>(id)].name, to_string(placements[lies(id)]),
@@ -323,6 +301,37 @@ class Propagation {
 };
 
 }  // namespace
+
+bool fills(const LogicalAxis& axis, const Shares& shares) {
+  const std::vector<int64_t> points = cut_points(axis.units, shares);
+  return std::adjacent_find(points.begin(), points.end()) == points.end();
+}
+
+std::set<int> fillable(const PlacementTable& table, const Shares& shares) {
+  std::set<int> axes;
+  for (size_t a = 0; a < table.axes().size(); ++a)
+    if (fills(table.axes()[a], shares)) axes.insert(static_cast<int>(a));
+  return axes;
+}
+
+bool updates(const Node& node, size_t input) {
+  return std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
+                     [&](const auto& pair) { return pair.second == static_cast<int>(input); });
+}
+
+bool leaves_layer(const Graph& graph, ValueId id, const Node& reader) {
+  const NodeId producer = graph.values[static_cast<size_t>(id)].producer;
+  if (producer < 0 || reader.phase == Phase::update || reader.op->adds_operands) return false;
+  return graph.nodes[static_cast<size_t>(producer)].layer != reader.layer;
+}
+
+bool adds_layers(const Graph& graph, const Node& node) {
+  return node.op->adds_operands && node.phase != Phase::update &&
+         std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+           const NodeId producer = graph.values[static_cast<size_t>(id)].producer;
+           return producer >= 0 && graph.nodes[static_cast<size_t>(producer)].layer != node.layer;
+         });
+}
 
 std::string name_of(const Graph& graph, const Node& node) {
   const std::string& scope = graph.scopes[static_cast<size_t>(node.scope)];

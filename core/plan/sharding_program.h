@@ -40,6 +40,18 @@ struct ShardingProgram {
 Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& program, ValueId value,
                           Phase use);
 
+// Whether every part has a unit of an axis; the axes where every part has one.
+bool fills(const LogicalAxis& axis, const Shares& shares);
+std::set<int> fillable(const PlacementTable& table, const Shares& shares);
+
+// Whether a node writes a result over this operand: state that it updates where it lies.
+bool updates(const Node& node, size_t input);
+// Whether a node reads a value of another layer. Between layers values are whole or sharded, so that a stage
+// can begin at any layer. Sums of a gradient's parts are made where the parts are.
+bool leaves_layer(const Graph& graph, ValueId id, const Node& reader);
+// Whether a node adds up a gradient of a parameter that several layers use.
+bool adds_layers(const Graph& graph, const Node& node);
+
 // Where a node stands and what it runs, for messages: "blocks.0.mlp linear".
 std::string name_of(const Graph& graph, const Node& node);
 

@@ -79,19 +79,6 @@ std::vector<std::pair<std::string, std::string>> collapsed(
   return {texts.begin(), texts.end()};
 }
 
-// Whether every part has a unit of an axis.
-bool fills(const LogicalAxis& axis, const Shares& shares) {
-  const std::vector<int64_t> points = cut_points(axis.units, shares);
-  return std::adjacent_find(points.begin(), points.end()) == points.end();
-}
-
-std::set<int> fillable(const PlacementTable& table, const Shares& shares) {
-  std::set<int> axes;
-  for (size_t a = 0; a < table.axes().size(); ++a)
-    if (fills(table.axes()[a], shares)) axes.insert(static_cast<int>(a));
-  return axes;
-}
-
 // What is not replicated if the parameters lie as they do in a program.
 std::map<ValueId, PlacementId> given_by_parameters(const PlacementTable& table,
                                                    const ShardingProgram& program) {

@@ -1,5 +1,5 @@
 // Moving a run's state from the layout of one plan to that of another: slices go from members that have them
-// to members that need them, in rounds, of which several are under way at once in bounded memory. After each
+// to members that need them, in rounds: several are under way at once, in bounded memory. After each
 // round every tensor is whole in the old layout or in the new one, so a loss on the way only means another
 // inventory. Every part is checked on its way: where it is read, and against the sender's checksum where it
 // arrives. A round with a part that fails is used by no rank.

@@ -196,10 +196,12 @@ std::vector<double> ShardingCosts::fractions(int axis, const Shares& shares) con
 bool ShardingCosts::fills(ValueId id, PlacementId lies, const MaybeShares& shares) {
   const Placement& placement = table_.placements(id)[lies];
   if (!placement.is_sharded()) return true;
-  const int64_t units = table_.axes()[static_cast<size_t>(placement.axis)].units;
-  if (!shares) return units >= group_.size();
-  const std::vector<int64_t> points = cut_points(units, *shares);
-  return std::adjacent_find(points.begin(), points.end()) == points.end();
+  return can_cut(placement.axis, shares);
+}
+
+bool ShardingCosts::can_cut(int axis, const MaybeShares& shares) const {
+  const LogicalAxis& cut = table_.axes()[static_cast<size_t>(axis)];
+  return cut.units >= group_.size() && (!shares || het::fills(cut, *shares));
 }
 
 void ShardingCosts::forget(const MaybeShares& shares) {
@@ -225,14 +227,7 @@ Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
 Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares) const {
   const Node& node = graph_.nodes[static_cast<size_t>(n)];
   const NodeSharding way = this->way(n, number);
-  if (way.axis >= 0) {
-    const int64_t units = table_.axes()[static_cast<size_t>(way.axis)].units;
-    if (units < group_.size()) return kNever;
-    if (shares) {
-      const std::vector<int64_t> points = cut_points(units, *shares);
-      if (std::adjacent_find(points.begin(), points.end()) != points.end()) return kNever;
-    }
-  }
+  if (way.axis >= 0 && !can_cut(way.axis, shares)) return kNever;
   const Work work = this->work(n, number);
   const bool decomposed =
       way.rule >= 0 && node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;

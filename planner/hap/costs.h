@@ -75,6 +75,7 @@ class ShardingCosts {
   int way_number(NodeId node, const NodeSharding& sharding) const;
 
  private:
+  bool can_cut(int axis, const MaybeShares& shares) const;
   std::vector<double> fractions(int axis, const Shares& shares) const;
   Ticks node_ticks(NodeId node, int way, const MaybeShares& shares) const;
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares) const;

@@ -27,11 +27,10 @@ std::set<int> sample_axes(const PlacementTable& table) {
 
 // What the published rules lack: a forward product whose contracted dimension is cut, and heads, and tables
 // and classifiers by vocabulary.
-bool is_published(const PlacementTable& table, NodeId n, const NodeSharding& way) {
-  const Node& node = table.graph().nodes[static_cast<size_t>(n)];
+bool is_published(const Graph& graph, const std::set<int>& samples, NodeId n, const NodeSharding& way) {
+  const Node& node = graph.nodes[static_cast<size_t>(n)];
   if (way.axis < 0) return true;
   if (node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return false;
-  const std::set<int> samples = sample_axes(table);
   if (node.op->heads_dim >= 0 && samples.count(way.axis) == 0) return false;
   const bool sums =
       std::any_of(way.outputs.begin(), way.outputs.end(), [](PlacementId p) { return p == kPartial; });
@@ -58,18 +57,17 @@ class Synthesis {
     const SearchResult found = search(costs_, shares, tolerant(options));
     if (!found.found) return std::nullopt;
     bound_ = found.bound;
-    return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)), found.states);
+    return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
   }
   Ticks bound_of_last() const { return bound_; }
 
-  Synthesised of(ShardingProgram program, int64_t states = 0) {
+  Synthesised of(ShardingProgram program) {
     Synthesised made;
     const ShardingCosts::Parts parts = costs_.parts(program);
     made.program = std::move(program);
     made.compute = parts.compute;
     made.communication = parts.communication;
     made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
-    made.states = states;
     return made;
   }
 
@@ -169,7 +167,9 @@ Synthesised baseline(const Request& request, Baseline which, std::string& proble
         return {};
       }
     case Baseline::published: {
-      options.allows_node = [&](NodeId n, const NodeSharding& way) { return is_published(table, n, way); };
+      options.allows_node = [&](NodeId n, const NodeSharding& way) {
+        return is_published(table.graph(), samples, n, way);
+      };
       const Synthesised one = synthesis.alternate(even, options),
                         other = synthesis.alternate(proportional, options);
       return one.cost <= other.cost ? one : other;

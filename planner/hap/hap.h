@@ -30,7 +30,6 @@ inline constexpr Baseline kBaselines[] = {Baseline::even_data, Baseline::proport
 struct Synthesised {
   ShardingProgram program;  // with its shares
   Ticks cost = kNever, compute = 0, communication = 0;
-  int64_t states = 0;
   bool found() const { return cost < kNever; }
 };
 

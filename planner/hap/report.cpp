@@ -143,12 +143,6 @@ class Lister {
   std::map<std::tuple<std::string, std::string, Phase, bool>, size_t> places_;
 };
 
-std::string show_seconds(double seconds) {
-  if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
-  if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
-  return fmt::format("{:.3g} us", seconds * 1e6);
-}
-
 }  // namespace
 
 std::vector<double> memory_of(const Request& request, const ShardingProgram& program) {

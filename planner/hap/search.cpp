@@ -71,6 +71,25 @@ void forget(Slot& slot, std::bitset<kPhases> left) {
     if (!left.test(phase)) slot.needs[phase] = 0;
 }
 
+// How state that nothing updates is made at least cost; nullopt: it may not be made so that all needs are
+// met.
+std::optional<PlacementId> cheapest_made(const ValueCosts& costs, const SearchOptions& options,
+                                         const Needs& needs, ValueId id) {
+  std::optional<PlacementId> best;
+  for (size_t made = 0; made < costs.placements(); ++made) {
+    const auto lies = static_cast<PlacementId>(made);
+    if (lies == kPartial || !costs.fills(lies)) continue;
+    if (options.allows_state && !options.allows_state(id, lies)) continue;
+    if (!best || costs.cost(lies, needs) < costs.cost(*best, needs)) best = lies;
+  }
+  return best;
+}
+
+Ticks cheapest(const ValueCosts& costs, const SearchOptions& options, const Needs& needs, ValueId id) {
+  const auto made = cheapest_made(costs, options, needs, id);
+  return made ? costs.cost(*made, needs) : kNever;
+}
+
 // States at one step: those that were made, then those that are kept.
 class Frontier {
  public:
@@ -282,7 +301,8 @@ class GroupSearch {
         forget(own, left_after(s, slot));
         continue;
       }
-      if (own.made == Slot::kUndecided && member(slot).is_state) pay(cheapest(own, slot));
+      if (own.made == Slot::kUndecided && member(slot).is_state)
+        pay(cheapest(costs_of(slot), options_, own.needs, member(slot).value));
       own = {};
     }
     return cost;
@@ -302,17 +322,6 @@ class GroupSearch {
     if (slot.made == Slot::kUndecided || slot.needs == before) return 0;
     const Ticks all = costs_of(read.slot).cost(slot.placement(), slot.needs);
     return all >= kNever ? kNever : all - costs_of(read.slot).cost(slot.placement(), before);
-  }
-
-  Ticks cheapest(const Slot& slot, int number) const {
-    Ticks least = kNever;
-    for (size_t made = 0; made < costs_of(number).placements(); ++made) {
-      const auto lies = static_cast<PlacementId>(made);
-      if (lies == kPartial || !costs_of(number).fills(lies)) continue;
-      if (options_.allows_state && !options_.allows_state(member(number).value, lies)) continue;
-      least = std::min(least, costs_of(number).cost(lies, slot.needs));
-    }
-    return least;
   }
 
   // A sum over layers lies as its parameter, or is partial.
@@ -616,7 +625,7 @@ class Search {
             forget(slot, contexts[static_cast<size_t>(value.outer)].left);
             state[static_cast<size_t>(value.outer)] = slot;
           } else if (slot.made == Slot::kUndecided) {
-            cost += cheapest(slot, value.id);
+            cost += cheapest(costs_of(value.id), options_, slot.needs, value.id);
           }
         }
         if (cost >= kNever) continue;
@@ -652,24 +661,6 @@ class Search {
     const Ticks more = all - of(slot) - of(own);
     slot = both;
     return more;
-  }
-
-  Ticks cheapest(const Slot& slot, ValueId id) const {
-    const auto made = cheapest_made(slot.needs, id);
-    return made ? costs_of(id).cost(*made, slot.needs) : kNever;
-  }
-
-  // Of state that nothing updates.
-  std::optional<PlacementId> cheapest_made(const Needs& needs, ValueId id) const {
-    const ValueCosts& costs = costs_of(id);
-    std::optional<PlacementId> best;
-    for (size_t made = 0; made < costs.placements(); ++made) {
-      const auto lies = static_cast<PlacementId>(made);
-      if (lies == kPartial || !costs.fills(lies)) continue;
-      if (options_.allows_state && !options_.allows_state(id, lies)) continue;
-      if (!best || costs.cost(lies, needs) < costs.cost(*best, needs)) best = lies;
-    }
-    return best;
   }
 
   // --- from unit to unit
@@ -718,7 +709,8 @@ class Search {
           const Ticks more = add(slot, entry.outer[o], unit.outer[o]);
           cost = more >= kNever ? kNever : cost + more;
           if (outer.closed && cost < kNever) {
-            if (slot.made == Slot::kUndecided) cost += cheapest(slot, unit.outer[o]);
+            if (slot.made == Slot::kUndecided)
+              cost += cheapest(costs_of(unit.outer[o]), options_, slot.needs, unit.outer[o]);
             slot = {};
           } else {
             forget(slot, outer.left);
@@ -820,16 +812,14 @@ class Search {
         const ValueId id = node.inputs[i];
         if (id == kAbsent || !is_state_value(id)) continue;
         read[id][static_cast<size_t>(node.phase)] |= form(way.inputs[i]);
-        const bool changes =
-            std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
-                        [&](const auto& pair) { return pair.second == static_cast<int>(i); });
-        if (changes || groups_.is_free(id) || ((way.once >> i) & 1) != 0) made[id] = way.inputs[i];
+        if (updates(node, i) || groups_.is_free(id) || ((way.once >> i) & 1) != 0) made[id] = way.inputs[i];
       }
     }
     for (const auto& [id, needs] : read) {
       const auto known = made.find(id);
       result_.state[static_cast<size_t>(id)] =
-          known != made.end() ? known->second : cheapest_made(needs, id).value_or(kReplicated);
+          known != made.end() ? known->second
+                              : cheapest_made(costs_of(id), options_, needs, id).value_or(kReplicated);
     }
   }
 
@@ -870,11 +860,7 @@ ShardingHints hints_of(ShardingCosts& costs, const Shares& shares, const SearchR
   for (size_t i = 0; i < graph.values.size(); ++i)
     if (is_state(graph.values[i]) && result.state[i] != kReplicated)
       hints.given[static_cast<ValueId>(i)] = result.state[i];
-  for (size_t a = 0; a < table.axes().size(); ++a) {
-    const std::vector<int64_t> points = cut_points(table.axes()[a].units, shares);
-    if (std::adjacent_find(points.begin(), points.end()) == points.end())
-      hints.axes.insert(static_cast<int>(a));
-  }
+  hints.axes = fillable(table, shares);
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const auto node = static_cast<NodeId>(n);
     if (!graph.nodes[n].op->any_placement) hints.nodes[node] = costs.way(node, result.ways[n]);

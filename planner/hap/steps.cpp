@@ -59,11 +59,6 @@ class Maker {
     return value(id).role == Role::buffer && readers_[static_cast<size_t>(id)] == 1;
   }
 
-  static bool is_changed(const Node& of, size_t input) {
-    return std::any_of(of.op->in_place.begin(), of.op->in_place.end(),
-                       [&](const auto& pair) { return pair.second == static_cast<int>(input); });
-  }
-
   // The parameter as which a gradient shall lie in the end, through operators that keep its shape: as
   // propagate() finds it.
   void find_wanted() {
@@ -72,7 +67,7 @@ class Maker {
       const Node& of = graph_.nodes[n];
       ValueId state = kAbsent;
       for (size_t i = 0; of.phase == Phase::update && state == kAbsent && i < of.inputs.size(); ++i)
-        if (is_changed(of, i)) state = of.inputs[i];
+        if (updates(of, i)) state = of.inputs[i];
       const bool keeps = of.op->elementwise || of.op->adds_operands;
       for (const ValueId id : of.inputs) {
         if (id == kAbsent || value(id).role != Role::intermediate) continue;
@@ -85,13 +80,6 @@ class Maker {
           wanted = wanted_[static_cast<size_t>(of.outputs[0])];
       }
     }
-  }
-
-  bool adds_layers(const Node& of) const {
-    return of.op->adds_operands && of.phase != Phase::update &&
-           std::any_of(of.inputs.begin(), of.inputs.end(), [&](ValueId id) {
-             return value(id).producer >= 0 && node(value(id).producer).layer != of.layer;
-           });
   }
 
   // Beside which node of the forward pass each node is decided. The backward pass goes through the forward
@@ -227,22 +215,15 @@ class Maker {
     return slot->second;
   }
 
-  // Between layers values are whole or sharded.
-  bool leaves_layer(ValueId id, const Node& reader) const {
-    const NodeId producer = value(id).producer;
-    if (producer < 0 || reader.phase == Phase::update || reader.op->adds_operands) return false;
-    return node(producer).layer != reader.layer;
-  }
-
   void add_node(NodeId n) {
     const Node& of = node(n);
     Step step;
     step.node = n;
-    step.sums_layers = adds_layers(of);
+    step.sums_layers = adds_layers(graph_, of);
     for (size_t i = 0; i < of.inputs.size(); ++i) {
       const ValueId id = of.inputs[i];
       if (id != kAbsent && !free_[static_cast<size_t>(id)])
-        step.reads.push_back({slot_of(id), phase_of(of.phase), is_changed(of, i)});
+        step.reads.push_back({slot_of(id), phase_of(of.phase), updates(of, i)});
     }
     for (const ValueId id : of.outputs)
       if (id != kAbsent && !free_[static_cast<size_t>(id)]) step.writes.push_back(slot_of(id));
@@ -268,12 +249,13 @@ class Maker {
       const PlacementId lies = sharding.inputs[i];
       const bool once = ((sharding.once >> i) & 1) != 0;
       if (lies >= kMostPlacements || !costs_.fills(id, lies, shares_)) return std::nullopt;
-      if (lies == kPartial && (free_[static_cast<size_t>(id)] || leaves_layer(id, of))) return std::nullopt;
+      if (lies == kPartial && (free_[static_cast<size_t>(id)] || leaves_layer(graph_, id, of)))
+        return std::nullopt;
       if (follows(id) && options_.allows_state && !options_.allows_state(id, lies)) return std::nullopt;
       if (free_[static_cast<size_t>(id)]) continue;
       // What counts once is not brought together for one rank alone.
       if (once && !is_state(value(id))) return std::nullopt;
-      if (is_changed(of, i) && options_.allows_state && !options_.allows_state(id, lies)) return std::nullopt;
+      if (updates(of, i) && options_.allows_state && !options_.allows_state(id, lies)) return std::nullopt;
       if (once) way.once |= 1u << way.reads.size();
       way.reads.push_back(lies);
     }

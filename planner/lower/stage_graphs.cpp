@@ -41,9 +41,7 @@ class Translation {
     const auto& known = to_.placements(id);
     for (size_t p = kPartial + 1; p < known.size(); ++p) {
       if (known[p].dim != wanted.dim || known[p].segments.size() != wanted.segments.size()) continue;
-      const auto points = cut_points(to_.axes()[static_cast<size_t>(known[p].axis)].units, shares_);
-      if (std::adjacent_find(points.begin(), points.end()) == points.end())
-        return static_cast<PlacementId>(p);
+      if (fills(to_.axes()[static_cast<size_t>(known[p].axis)], shares_)) return static_cast<PlacementId>(p);
     }
     fits_ = false;
     return kReplicated;

@@ -107,11 +107,6 @@ Graph random_model(uint64_t seed, int operators) {
   return graph;
 }
 
-bool changes(const Node& node, size_t input) {
-  return std::any_of(node.op->in_place.begin(), node.op->in_place.end(),
-                     [&](const auto& pair) { return pair.second == static_cast<int>(input); });
-}
-
 // The program in which nodes run so, and state lies as its updates need it; nullopt: there is none.
 std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& shares,
                                           const std::vector<int>& ways) {
@@ -121,7 +116,7 @@ std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& sh
   as.state.assign(graph.values.size(), kReplicated);
   for (size_t n = 0; n < graph.nodes.size(); ++n)
     for (size_t i = 0; i < graph.nodes[n].inputs.size(); ++i)
-      if (graph.nodes[n].inputs[i] != kAbsent && changes(graph.nodes[n], i))
+      if (graph.nodes[n].inputs[i] != kAbsent && updates(graph.nodes[n], i))
         as.state[static_cast<size_t>(graph.nodes[n].inputs[i])] =
             costs.way(static_cast<NodeId>(n), ways[n]).inputs[i];
   try {
