@@ -46,24 +46,6 @@ std::string list(const PlacementTable& table, const std::vector<ValueId>& ids,
   return text.empty() ? "replicated" : text;
 }
 
-// The name with * for the numbers among its parts: "blocks.*.mlp.up.weight".
-std::string pattern_of(std::string_view name) {
-  std::string pattern;
-  for (size_t i = 0; i < name.size();) {
-    size_t end = i;
-    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
-    const bool begins = i == 0 || name[i - 1] == '.';
-    const bool ends = end == name.size() || name[end] == '.' || name[end] == ' ';
-    if (end > i && begins && ends) {
-      pattern += '*';
-      i = end;
-    } else {
-      pattern += name[i++];
-    }
-  }
-  return pattern;
-}
-
 // Patterns and names that give each name its text, and none where the text is empty.
 std::vector<std::pair<std::string, std::string>> collapsed(
     const std::vector<std::pair<std::string, std::string>>& named) {
@@ -177,6 +159,23 @@ bool matches(std::string_view pattern, std::string_view name) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+std::string pattern_of(std::string_view name, std::string_view before) {
+  std::string pattern;
+  for (size_t i = 0; i < name.size();) {
+    size_t end = i;
+    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
+    const bool begins = i == 0 || before.find(name[i - 1]) != std::string_view::npos;
+    const bool ends = end == name.size() || name[end] == '.' || name[end] == ' ';
+    if (end > i && begins && ends) {
+      pattern += '*';
+      i = end;
+    } else {
+      pattern += name[i++];
+    }
+  }
+  return pattern;
 }
 
 std::vector<std::string> node_names(const Graph& graph) {

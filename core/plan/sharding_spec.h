@@ -16,6 +16,10 @@ namespace het {
 // Whether all of `name` matches `pattern`, in which * stands for any characters.
 bool matches(std::string_view pattern, std::string_view name);
 
+// The name with * for each number that begins it or follows one of the characters `before`:
+// "blocks.*.mlp.up.weight".
+std::string pattern_of(std::string_view name, std::string_view before = ".");
+
 // The names of a graph's nodes: scope and operator, "blocks.0.mlp.down linear"; numbered where a scope has
 // several of an operator: "blocks.0 add 2".
 std::vector<std::string> node_names(const Graph& graph);

@@ -116,8 +116,8 @@ bool Frontier::less(const Slot* a, const Slot* b) const {
 }
 
 // By one that is kept. Few are looked at: cheap states dominate most.
-bool Frontier::is_dominated(size_t i, const std::vector<size_t>& kept, const std::vector<SlotContext>& contexts,
-                  Ticks slack) const {
+bool Frontier::is_dominated(size_t i, const std::vector<size_t>& kept,
+                            const std::vector<SlotContext>& contexts, Ticks slack) const {
   constexpr size_t kMostCompared = 256;
   for (size_t k = 0; k < std::min(kept.size(), kMostCompared); ++k)
     if (dominates(kept[k], i, contexts, slack)) return true;

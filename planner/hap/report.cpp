@@ -14,23 +14,6 @@
 namespace het::planner::hap {
 namespace {
 
-// The name with * for the numbers among its parts.
-std::string pattern_of(std::string_view name) {
-  std::string pattern;
-  for (size_t i = 0; i < name.size();) {
-    size_t end = i;
-    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
-    const bool begins = i == 0 || name[i - 1] == '.' || name[i - 1] == ' ';
-    if (end > i && begins && (end == name.size() || name[end] == '.' || name[end] == ' ')) {
-      pattern += '*';
-      i = end;
-    } else {
-      pattern += name[i++];
-    }
-  }
-  return pattern;
-}
-
 std::string show(const PlacementTable& table, ValueId id, PlacementId lies) {
   const Placement& placement = table.placements(id)[lies];
   if (placement.is_replicated()) return "whole";
@@ -63,7 +46,7 @@ class Lister {
       if (!node.op->any_placement) {
         const int way = costs_.way_number(id, program_.nodes[n]);
         Instruction instruction;
-        instruction.name = pattern_of(names[n]);
+        instruction.name = pattern_of(names[n], ". ");
         instruction.rule = describe(table_, id, program_.nodes[n]);
         instruction.phase = node.phase;
         instruction.count = 1;
@@ -104,9 +87,9 @@ class Lister {
       Instruction instruction;
       instruction.name =
           value.name.empty() && value.producer >= 0
-              ? pattern_of(name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)])) +
+              ? pattern_of(name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)]), ". ") +
                     (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1))
-              : pattern_of(value.name);
+              : pattern_of(value.name, ". ");
       instruction.rule = fmt::format("{}: {} -> {}", collective(id, from, conversion->to),
                                      show(table_, id, from), show(table_, id, conversion->to));
       instruction.phase = conversion->phase;
