@@ -47,12 +47,17 @@ Json json_of(const Report& report) {
   for (const Compared& other : report.baselines)
     baselines.push_back(Json::object_t{{"name", other.name},
                                        {"found", other.found},
-                                       {"seconds", other.seconds},
+                                       {"step_seconds", other.simulated_seconds},
+                                       {"summed_seconds", other.summed_seconds},
+                                       {"lua", other.found ? to_lua(other.plan) : std::string()},
                                        {"problem", other.problem}});
   return Json::object_t{{"devices", std::move(devices)},
                         {"instructions", std::move(instructions)},
                         {"baselines", std::move(baselines)},
-                        {"step_seconds", report.seconds},
+                        {"step_seconds", report.simulated_seconds},
+                        {"exposed_seconds", report.exposed_seconds},
+                        {"chosen", report.chosen},
+                        {"summed_seconds", report.seconds},
                         {"compute_seconds", report.compute_seconds},
                         {"communication_seconds", report.communication_seconds},
                         {"bound_seconds", report.bound_seconds},
@@ -75,7 +80,7 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   const PlacementTable table(graph);
   const double table_seconds = steady_seconds() - begin;
   const planner::hap::DeviceGroup group(asked.cluster, precision_of(graph));
-  const planner::hap::Request request{&table, &group, asked.microbatches, {}};
+  const planner::hap::Request request{&table, &group, asked.microbatches, {}, asked.microbatch};
   const planner::hap::Answer answer = planner::hap::synthesise(request);
   Report report = planner::hap::report_of(request, answer, asked.baselines);
   report.table_seconds = table_seconds;
@@ -85,11 +90,9 @@ Json answer_of(const Graph& whole, const Asked& asked) {
       problems.push_back(fmt::format("{} ({}) lacks {}: its part needs {}, it has {}", device.device,
                                      device.type, show_bytes(device.memory_bytes - device.limit_bytes),
                                      show_bytes(device.memory_bytes), show_bytes(device.limit_bytes)));
-  const Plan plan = planner::hap::to_plan(request, answer.best.program, static_cast<int>(graph.layers.size()),
-                                          asked.microbatch);
   Json result = Json::object_t{{"feasible", problems.empty()},
                                {"text", planner::hap::to_text(report)},
-                               {"lua", to_lua(plan)},
+                               {"lua", to_lua(report.plan)},
                                {"report", json_of(report)},
                                {"origin", "hap"}};
   result["problems"] = std::move(problems);

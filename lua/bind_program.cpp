@@ -633,7 +633,7 @@ int executor_timings(lua_State* L) {
 
 // native.bytes_beyond_megatron(graph, plan), in a step; nil: its stages are cut as Megatron does.
 int beyond_megatron(lua_State* L) {
-  const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
+  const Graph graph = prune(check_object<GraphHandle>(L, 1)->graph);  // as it is lowered
   const Plan plan = plan_at(L, 2, static_cast<int>(graph.layers.size()));
   const auto bytes = bytes_beyond_megatron(graph, plan);
   return bytes ? Convert<double>::push(L, static_cast<double>(*bytes)) : 0;

@@ -38,17 +38,37 @@ DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cl
       }
   }
   HET_REQUIRE(!devices_.empty());
-  slowest_ = {0, std::numeric_limits<double>::infinity()};
   for (int from = 0; from < size(); ++from)
     for (int to = 0; to < size(); ++to) {
       const Device &a = devices_[static_cast<size_t>(from)], &b = devices_[static_cast<size_t>(to)];
       const bool together = a.node == b.node && a.host == b.host;
       const Link between = together ? inside_link(cluster, a.node) : between_link(cluster, a.node, b.node);
       links_.push_back(from == to ? Link{} : between);
-      if (to != (from + 1) % size() || from == to) continue;
-      slowest_.latency_seconds = std::max(slowest_.latency_seconds, between.latency_seconds);
-      slowest_.bytes_per_second = std::min(slowest_.bytes_per_second, between.bytes_per_second);
     }
+  find_slowest();
+}
+
+void DeviceGroup::find_slowest() {
+  slowest_ = {0, std::numeric_limits<double>::infinity()};
+  for (int from = 0; size() > 1 && from < size(); ++from) {
+    const Link& next = link(from, (from + 1) % size());
+    slowest_.latency_seconds = std::max(slowest_.latency_seconds, next.latency_seconds);
+    slowest_.bytes_per_second = std::min(slowest_.bytes_per_second, next.bytes_per_second);
+  }
+}
+
+DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
+  DeviceGroup part;
+  part.mesh_ = mesh_;
+  std::map<int, int> known;  // kinds
+  for (const int d : devices) {
+    part.devices_.push_back(devices_[static_cast<size_t>(d)]);
+    part.kinds_.push_back(known.emplace(kind_of(d), static_cast<int>(known.size())).first->second);
+    for (const int other : devices) part.links_.push_back(link(d, other));
+  }
+  part.kind_count_ = static_cast<int>(known.size());
+  part.find_slowest();
+  return part;
 }
 
 const Device& DeviceGroup::of_kind(int kind) const {
@@ -74,6 +94,7 @@ double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& coun
       return std::min(seconds_of(even_steps(kind, Algorithm::ring, size(), counts[0]), slowest_),
                       seconds_of(even_steps(kind, Algorithm::tree, size(), counts[0]), slowest_));
     case CollectiveKind::all_gather:
+    case CollectiveKind::grouped_broadcast:
     case CollectiveKind::reduce_scatter:
       if (mesh_) return mesh_seconds(counts, kind == CollectiveKind::reduce_scatter);
       return std::min(padded_seconds(counts), grouped_seconds(counts));
@@ -81,6 +102,28 @@ double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& coun
     default: break;
   }
   fail(ErrorKind::bug, "no cost of {}", name_of(kind));
+}
+
+WireTime DeviceGroup::wire_time(const CollectiveRequest& request, const std::vector<int>& devices) const {
+  const double size = static_cast<double>(bytes_of(request.dtype));
+  const auto way = [&](int from, int to) {
+    return link(devices[static_cast<size_t>(from)], devices[static_cast<size_t>(to)]);
+  };
+  if (request.kind == CollectiveKind::send || request.kind == CollectiveKind::receive) {
+    const Link between = way(0, 1);
+    return {static_cast<double>(request.counts[0]) * size / between.bytes_per_second,
+            between.latency_seconds};
+  }
+  const int members = static_cast<int>(devices.size());
+  if (mesh_) return het::wire_time(mesh_steps(request, 0, members), members, way);
+  if (request.kind == CollectiveKind::barrier) return {0, slowest_.latency_seconds};
+  std::vector<double> counts;
+  for (const int64_t count : request.counts) counts.push_back(static_cast<double>(count) * size);
+  const DeviceGroup group = subgroup(devices);
+  // A broadcast passes along the ring in small pieces.
+  if (request.kind == CollectiveKind::broadcast)
+    return {counts[0] / group.slowest_.bytes_per_second, (members - 1) * group.slowest_.latency_seconds};
+  return {group.seconds(request.kind, counts), 0};
 }
 
 Gather DeviceGroup::gather_of(const std::vector<double>& counts) const {

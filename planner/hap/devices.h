@@ -33,6 +33,9 @@ class DeviceGroup {
   // All devices of the cluster, host by host. `precision`: of the half rates; types that lack it take f32's.
   DeviceGroup(const Cluster& cluster, Precision precision);
 
+  // Some of them, by number, in this order.
+  DeviceGroup subgroup(const std::vector<int>& devices) const;
+
   int size() const { return static_cast<int>(devices_.size()); }
   const std::vector<Device>& devices() const { return devices_; }
   // Devices of one kind have equal rates; kinds are numbered in the order of their first devices.
@@ -44,6 +47,8 @@ class DeviceGroup {
   // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce one number, all
   // bytes; of an all_to_all [from * size + to].
   double seconds(CollectiveKind kind, const std::vector<double>& counts) const;
+  // Of a collective or a message among some of them, by number (a message: from the first to the second).
+  WireTime wire_time(const CollectiveRequest& request, const std::vector<int>& devices) const;
   // Of an all_gather or a reduce_scatter, what is faster; between processors there is no choice: blocks are
   // never padded.
   Gather gather_of(const std::vector<double>& counts) const;
@@ -54,6 +59,8 @@ class DeviceGroup {
   double least_seconds(CollectiveKind kind, double bytes, double least, double most) const;
 
  private:
+  DeviceGroup() = default;
+  void find_slowest();
   double padded_seconds(const std::vector<double>& counts) const;
   double grouped_seconds(const std::vector<double>& counts) const;
   double mesh_seconds(const std::vector<double>& counts, bool scatter) const;

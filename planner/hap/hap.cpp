@@ -199,16 +199,16 @@ Answer synthesise(const Request& request) {
   return answer;
 }
 
-Plan to_plan(const Request& request, const ShardingProgram& program, int layers, int microbatch) {
+Plan to_plan(const Request& request, const ShardingProgram& program) {
   Plan plan;
   Stage stage;
   for (const Device& device : request.group->devices()) stage.devices.push_back(device.name);
-  stage.layers = layers;
+  stage.layers = static_cast<int>(request.table->graph().layers.size());
   plan.tensor = request.group->size();
   plan.shares = program.shares;
   if (std::all_of(plan.shares.begin(), plan.shares.end(), [&](int64_t s) { return s == plan.shares[0]; }))
     plan.shares.clear();
-  plan.microbatch = microbatch;
+  plan.microbatch = request.microbatch;
   plan.sharding = along_one_axis(sharding_of(*request.table, program));
   plan.pipelines = {{request.microbatches, {std::move(stage)}}};
   return plan;

@@ -38,6 +38,7 @@ struct Request {
   const DeviceGroup* group = nullptr;
   int microbatches = 1;
   std::vector<Shares> starts = {};  // beside even and proportional ones
+  int microbatch = 1;               // samples of the graph
 };
 
 // One kind of program. `problem` says why there is none.
@@ -53,6 +54,6 @@ struct Answer {
 Answer synthesise(const Request& request);
 
 // A plan of one stage over all devices of the group.
-Plan to_plan(const Request& request, const ShardingProgram& program, int layers, int microbatch);
+Plan to_plan(const Request& request, const ShardingProgram& program);
 
 }  // namespace het::planner::hap

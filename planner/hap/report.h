@@ -27,17 +27,25 @@ struct DeviceShare {
   double limit_bytes = 0;
 };
 
+// A way to lay out the graph: what is synthesised, or a baseline.
 struct Compared {
   std::string name;
   bool found = false;
-  double seconds = 0;
-  std::string problem;
+  double summed_seconds = 0;     // of computing and communication one after the other, as the search counts
+  double simulated_seconds = 0;  // as it is run, communication beside computing
+  Plan plan;
+  std::string problem;  // why there is none
 };
 
 struct Report {
   std::vector<DeviceShare> devices;
   std::vector<Instruction> instructions;
   std::vector<Compared> baselines;
+  Plan plan;                     // what is best when it is run
+  std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
+  double simulated_seconds = 0;  // of it
+  double exposed_seconds = 0;    // of these, that its slowest rank waits for communication
+  // One after the other.
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
   double table_seconds = 0, search_seconds = 0;
   int searches = 0;
@@ -45,7 +53,9 @@ struct Report {
   double gap() const { return seconds > 0 ? (seconds - bound_seconds) / seconds : 0; }
 };
 
-Report report_of(const Request& request, const Answer& answer, bool with_baselines);
+// With the plan of the least simulated step among the answer's and the baselines'. `with_published`: HAP's
+// published rules too, whose search takes as long as the answer's.
+Report report_of(const Request& request, const Answer& answer, bool with_published);
 std::string to_text(const Report& report);
 // Bytes on each device: its state, gradients, and what the backward pass reads of the forward one.
 std::vector<double> memory_of(const Request& request, const ShardingProgram& program);

@@ -51,7 +51,10 @@ PlanSubject subject_of(const Graph& graph, int batch) {
   return subject;
 }
 
-Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
+namespace {
+
+// Throws Error(usage) for a plan that cannot be run.
+void require_runs(const Graph& graph, const Plan& plan) {
   int64_t samples = 0;
   for (const Pipeline& pipeline : plan.pipelines)
     samples += static_cast<int64_t>(pipeline.microbatches) * plan.microbatch;
@@ -61,16 +64,41 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
   const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
+}
+
+// What one rank cannot run, all refuse.
+void require_stages(StageGraphs& graphs, const Plan& plan) {
+  for (size_t p = 0; p < plan.pipelines.size(); ++p)
+    for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
+      with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
+                   [&] { graphs.require(cut_of(plan, plan.pipelines[p].stages[s])); });
+}
+
+Program lower_one(StageGraphs& graphs, const Plan& plan, int rank) {
+  const Graph& own = graphs.of(cut_of(plan, rank), tensor_rank_of(plan, rank)).graph;
+  return Lowering(own, assignment_of(own, plan, rank, &graphs)).run();
+}
+
+}  // namespace
+
+Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
+  require_runs(graph, plan);
   const StageCut cut = cut_of(plan, rank);
   if (has_uniform_cut(plan) && cut.parts() == 1 && !fused)
     return Lowering(graph, assignment_of(graph, plan, rank)).run();
   StageGraphs graphs(graph, plan, fused);
-  for (size_t p = 0; p < plan.pipelines.size(); ++p)  // what one rank cannot run, all refuse
-    for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s)
-      with_context([&] { return fmt::format("pipeline {}, stage {}", p + 1, s + 1); },
-                   [&] { graphs.require(cut_of(plan, plan.pipelines[p].stages[s])); });
-  const Graph& own = graphs.of(cut, tensor_rank_of(plan, rank)).graph;
-  return Lowering(own, assignment_of(own, plan, rank, &graphs)).run();
+  require_stages(graphs, plan);
+  return lower_one(graphs, plan, rank);
+}
+
+std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused) {
+  require_runs(graph, plan);
+  StageGraphs graphs(graph, plan, fused);
+  require_stages(graphs, plan);
+  std::vector<Program> programs;
+  const int ranks = static_cast<int>(devices_of(plan).size());
+  for (int rank = 0; rank < ranks; ++rank) programs.push_back(lower_one(graphs, plan, rank));
+  return programs;
 }
 
 }  // namespace het

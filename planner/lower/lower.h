@@ -1,6 +1,8 @@
 // Lowering: a Graph and a Plan become the Program of one rank.
 #pragma once
 
+#include <vector>
+
 #include "core/graph/graph.h"
 #include "core/plan/plan.h"
 #include "core/program/program.h"
@@ -15,6 +17,9 @@ PlanSubject subject_of(const Graph& graph, int batch);
 // after it was divided among tensor-parallel ranks. Throws Error(usage) with all the rules that the plan
 // breaks.
 Program lower(const Graph& graph, const Plan& plan, int rank = 0, bool fused = false);
+
+// The Programs of all ranks: what lower() makes of each, with what they share made once.
+std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused = false);
 
 // A Program that runs the graph once on one device, for evaluation, generation and tests.
 Program lower_single(const Graph& graph, int microbatches = 1);

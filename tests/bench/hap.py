@@ -63,8 +63,8 @@ def main():
                 if not report:
                     say(f'{workload:<8} {gpus:>4} {problem}')
                     continue
-                seconds = {other['name']: other['seconds'] for other in report['baselines'] if other['found']}
-                own = report['step_seconds']
+                seconds = {other['name']: other['summed_seconds'] for other in report['baselines'] if other['found']}
+                own = report['summed_seconds']
                 first = min(seconds[n] for n in ('even data parallelism', 'proportional data parallelism', 'ZeRO') if n in seconds)
                 megatron = seconds.get('Megatron tensor parallelism')
                 hap = seconds.get("HAP's published rules")

@@ -39,13 +39,14 @@ class Synthesis(Case):
         report = answer['report']
         self.assertTrue(answer['feasible'])
         self.assertGreater(report['devices'][2]['share'], report['devices'][0]['share'])
-        self.assertLessEqual(report['bound_seconds'], report['step_seconds'])
-        self.assertAlmostEqual(report['step_seconds'], report['compute_seconds'] + report['communication_seconds'])
-        self.assertAlmostEqual(report['step_seconds'], sum(line['seconds'] for line in report['instructions']),
-                               delta=1e-3 * report['step_seconds'])
+        self.assertLessEqual(report['bound_seconds'], report['summed_seconds'])
+        self.assertAlmostEqual(report['summed_seconds'], report['compute_seconds'] + report['communication_seconds'])
+        self.assertAlmostEqual(report['summed_seconds'], sum(line['seconds'] for line in report['instructions']),
+                               delta=1e-3 * report['summed_seconds'])
+        self.assertLessEqual(report['step_seconds'], report['summed_seconds'])
         for other in report['baselines']:
             if other['found']:
-                self.assertLessEqual(report['step_seconds'], 1.002 * other['seconds'])
+                self.assertLessEqual(report['step_seconds'], other['step_seconds'])
 
     def test_a_run_finds_its_program_when_it_starts(self):
         alone = self.losses('small.lua')

@@ -219,7 +219,7 @@ TEST_CASE("ranks that run a synthesised program compute what one device does", "
     const double bandwidth = std::pow(10.0, 7 + static_cast<double>(draw.below(50)) / 10);
     const DeviceGroup group(small_cluster(2 + static_cast<int>(draw.below(2)), bandwidth, draw.below(2) == 0),
                             Precision::f32);
-    const hap::Request request{&table, &group, static_cast<int>(1 + draw.below(3)), {}};
+    const hap::Request request{&table, &group, static_cast<int>(1 + draw.below(3)), {}, kSamples};
     const Answer answer = synthesise(request);
     INFO("seed " << seed);
     REQUIRE(answer.best.found());
@@ -227,7 +227,7 @@ TEST_CASE("ranks that run a synthesised program compute what one device does", "
     CHECK(answer.bound_for_shares <= answer.best.cost);
     const Outcome one = distributed::alone(graph, request.microbatches);
     const auto equals_one_device = [&](const Synthesised& made, std::string_view name) {
-      const Plan plan = to_plan(request, made.program, static_cast<int>(graph.layers.size()), kSamples);
+      const Plan plan = to_plan(request, made.program);
       INFO(name << ": " << to_lua(plan));
       CHECK(judge(graph, plan, one, 1e-10).problem == "");
       seen.insert(to_lua(plan));

@@ -1,0 +1,222 @@
+#include "planner/simulate/programs.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/rank_assignment.h"
+
+namespace het::planner {
+namespace {
+
+double seconds_of(const Compute& compute, const ProgramRates& rates) {
+  const auto types = [](const std::vector<Operand>& operands) {
+    std::vector<TensorType> types;
+    for (const Operand& operand : operands)
+      types.push_back(operand.buffer == kAbsent ? TensorType{} : operand.layout.type);
+    return types;
+  };
+  const auto inputs = types(compute.inputs), outputs = types(compute.outputs);
+  const Cost cost = cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs);
+  bool half = false;
+  for (const TensorType& type : inputs) {
+    if (!type.present() || !is_float(type.dtype)) continue;
+    half = bytes_of(type.dtype) == 2;
+    break;
+  }
+  return std::max(cost.flops / (half ? rates.half_flops : rates.f32_flops),
+                  cost.bytes / rates.memory_bytes_per_second);
+}
+
+// One collective, or one message: both its ends.
+struct Operation {
+  std::vector<int> ranks;
+  std::vector<double> started, finished;  // by member; < 0: not yet
+  std::vector<CollectiveRequest> requests;
+  int queue = 0;
+  bool is_ready() const {
+    return finished[0] < 0 && std::all_of(started.begin(), started.end(), [](double t) { return t >= 0; });
+  }
+};
+
+class Simulation {
+ public:
+  Simulation(const std::vector<const Program*>& programs, const std::vector<ProgramRates>& rates,
+             const WireTimeOf& wire_time)
+      : programs_(programs), rates_(rates), wire_time_(wire_time), ranks_(programs.size()) {}
+
+  ProgramsTime run() {
+    while (true) {
+      for (size_t r = 0; r < ranks_.size(); ++r) advance(static_cast<int>(r));
+      // Whoever waits can only start more after something ready has finished: what arrives first is next.
+      Operation* next = nullptr;
+      double arrives = 0;
+      for (const int id : open_) {
+        Operation& each = operations_[static_cast<size_t>(id)];
+        if (!each.is_ready() || (next != nullptr && arrival(each) >= arrives)) continue;
+        next = &each;
+        arrives = arrival(each);
+      }
+      if (next == nullptr) break;
+      finish(*next, arrives);
+      open_.erase(std::find(open_.begin(), open_.end(), static_cast<int>(next - operations_.data())));
+    }
+    ProgramsTime time;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const Rank& rank = ranks_[r];
+      HET_REQUIRE(rank.next == programs_[r]->instructions.size(), r, rank.next);
+      time.seconds = std::max(time.seconds, rank.clock);
+      time.ranks.push_back({rank.compute, rank.exposed});
+    }
+    return time;
+  }
+
+ private:
+  struct Rank {
+    size_t next = 0;  // instruction
+    double clock = 0, compute = 0, exposed = 0;
+    double out_free = 0, in_free = 0;
+    std::map<size_t, std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
+    std::map<int, int> counts;                              // of what was started in a queue
+  };
+
+  // When the last member has come to it: each after what its queue had before.
+  double arrival(const Operation& operation) const {
+    double time = 0;
+    for (size_t m = 0; m < operation.ranks.size(); ++m) {
+      const auto before = queue_free_.find({operation.queue, operation.ranks[m]});
+      time = std::max({time, operation.started[m], before == queue_free_.end() ? 0 : before->second});
+    }
+    return time;
+  }
+
+  void advance(int r) {
+    Rank& rank = ranks_[static_cast<size_t>(r)];
+    const Program& program = *programs_[static_cast<size_t>(r)];
+    for (; rank.next < program.instructions.size(); ++rank.next) {
+      const Instruction& instruction = program.instructions[rank.next];
+      if (const auto* compute = std::get_if<Compute>(&instruction)) {
+        const double seconds = seconds_of(*compute, rates_[static_cast<size_t>(r)]);
+        rank.clock += seconds;
+        rank.compute += seconds;
+      } else if (const auto* start = std::get_if<Start>(&instruction)) {
+        begin(r, *start);
+      } else {
+        const auto [id, member] = rank.operation_of.at(static_cast<size_t>(std::get<Await>(instruction).start));
+        const double finished = operations_[static_cast<size_t>(id)].finished[member];
+        if (finished < 0) return;
+        rank.exposed += std::max(0.0, finished - rank.clock);
+        rank.clock = std::max(rank.clock, finished);
+      }
+    }
+  }
+
+  void begin(int r, const Start& start) {
+    Rank& rank = ranks_[static_cast<size_t>(r)];
+    const std::vector<int>& group = programs_[static_cast<size_t>(r)]->groups[static_cast<size_t>(start.group)].ranks;
+    std::vector<int> members = group;
+    const CollectiveRequest& request = start.request;
+    const bool sends = request.kind == CollectiveKind::send, receives = request.kind == CollectiveKind::receive;
+    if (sends) members = {r, group[static_cast<size_t>(request.peer)]};
+    if (receives) members = {group[static_cast<size_t>(request.peer)], r};
+    const int tag = sends || receives ? request.tag : -1;
+    const int queue = queues_.emplace(std::tuple(group, sends || receives ? members : std::vector<int>{}, tag),
+                                      static_cast<int>(queues_.size()))
+                          .first->second;
+    const int number = rank.counts[queue]++;
+    const auto [entry, fresh] =
+        known_.emplace(std::pair{queue, number}, static_cast<int>(operations_.size()));
+    if (fresh) {
+      operations_.push_back({members, std::vector<double>(members.size(), -1),
+                             std::vector<double>(members.size(), -1),
+                             std::vector<CollectiveRequest>(members.size()), queue});
+      open_.push_back(entry->second);
+    }
+    Operation& operation = operations_[static_cast<size_t>(entry->second)];
+    const auto place = std::find(members.begin(), members.end(), r);
+    HET_REQUIRE(place != members.end(), r);
+    const auto member = static_cast<size_t>(place - members.begin());
+    operation.started[member] = rank.clock;
+    operation.requests[member] = request;
+    rank.operation_of[rank.next] = {entry->second, member};
+  }
+
+  void finish(Operation& operation, double arrived) {
+    for (size_t m = 0; m < operation.ranks.size(); ++m) {
+      const int r = operation.ranks[m];
+      Rank& rank = ranks_[static_cast<size_t>(r)];
+      const CollectiveRequest& request = operation.requests[m];
+      const WireTime time = wire_time_(request, operation.ranks, r);
+      const bool out = request.kind != CollectiveKind::receive, in = request.kind != CollectiveKind::send;
+      double begin = arrived;
+      if (out) begin = std::max(begin, rank.out_free);
+      if (in) begin = std::max(begin, rank.in_free);
+      if (out) rank.out_free = begin + time.busy;
+      if (in) rank.in_free = begin + time.busy;
+      operation.finished[m] = begin + time.busy + time.latency;
+      queue_free_[{operation.queue, r}] = operation.finished[m];
+    }
+  }
+
+  const std::vector<const Program*>& programs_;
+  const std::vector<ProgramRates>& rates_;
+  const WireTimeOf& wire_time_;
+  std::vector<Rank> ranks_;
+  std::vector<Operation> operations_;
+  std::vector<int> open_;  // not finished
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int>, int> queues_;  // a group, or a channel
+  std::map<std::pair<int, int>, int> known_;                                   // operations, by queue and number
+  std::map<std::pair<int, int>, double> queue_free_;                           // by queue and rank
+};
+
+}  // namespace
+
+ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
+                               const std::vector<ProgramRates>& rates, const WireTimeOf& wire_time) {
+  HET_REQUIRE(programs.size() == rates.size(), programs.size(), rates.size());
+  return Simulation(programs, rates, wire_time).run();
+}
+
+ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group) {
+  std::map<std::string, int> numbers;
+  for (int d = 0; d < group.size(); ++d) numbers[group.devices()[static_cast<size_t>(d)].name] = d;
+  std::vector<int> devices;  // by rank
+  for (const std::string& name : devices_of(plan)) {
+    const auto found = numbers.find(name);
+    if (found == numbers.end()) fail_usage("the plan names '{}', which the cluster has not", name);
+    devices.push_back(found->second);
+  }
+  std::vector<ProgramRates> rates;
+  for (const int d : devices) {
+    const hap::Device& device = group.devices()[static_cast<size_t>(d)];
+    rates.push_back({device.f32_flops, device.half_flops, device.memory_bytes_per_second});
+  }
+  std::vector<Program> made;
+  std::vector<const Program*> programs;
+  const StageCut cut = cut_of(plan, 0);
+  if (plan.pipelines.size() == 1 && plan.pipelines[0].stages.size() == 1 && cut.axes.size() == 1) {
+    // Devices with equal shares have programs that are alike; where units remain, the first of them has most.
+    std::map<int64_t, size_t> known;
+    std::vector<size_t> places;
+    for (int rank = 0; rank < static_cast<int>(devices.size()); ++rank) {
+      const auto [place, fresh] = known.emplace(cut.axes[0].shares[static_cast<size_t>(rank)], made.size());
+      if (fresh) made.push_back(lower(graph, plan, rank, true));
+      places.push_back(place->second);
+    }
+    for (const size_t place : places) programs.push_back(&made[place]);
+  } else {
+    made = lower_all(graph, plan, true);
+    for (const Program& program : made) programs.push_back(&program);
+  }
+  return simulate_programs(programs, rates,
+                           [&](const CollectiveRequest& request, const std::vector<int>& ranks, int) {
+                             std::vector<int> members;
+                             for (const int rank : ranks) members.push_back(devices[static_cast<size_t>(rank)]);
+                             return group.wire_time(request, members);
+                           });
+}
+
+}  // namespace het::planner

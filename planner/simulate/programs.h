@@ -1,0 +1,48 @@
+// What the programs of all ranks take in one step, instruction by instruction: each rank computes at its
+// device's rates, a collective begins when its last member has started it and its queue and ways are free, and
+// runs beside what is computed until it is awaited. These are the rules by which paced devices and shaped
+// links (core/device/paced.h, core/comm/shaped.h) hold back real runs. Unlike simulate.h, which knows layers
+// of a plan and decides among thousands of candidates, it takes programs as they are run, whatever their
+// sharding. Pure.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "core/comm/steps.h"
+#include "core/plan/plan.h"
+#include "core/program/program.h"
+#include "planner/hap/devices.h"
+
+namespace het::planner {
+
+struct ProgramRates {
+  double f32_flops = 0;  // per second, as layers reach them; f64 and integers likewise
+  double half_flops = 0;
+  double memory_bytes_per_second = 0;
+};
+
+// Seconds of a collective among these ranks when nothing delays it; messages: between `rank` and its peer.
+using WireTimeOf =
+    std::function<WireTime(const CollectiveRequest&, const std::vector<int>& ranks, int rank)>;
+
+struct ProgramUse {
+  double compute_seconds = 0;
+  double exposed_seconds = 0;  // that it waits for collectives, others' lateness included
+};
+
+struct ProgramsTime {
+  double seconds = 0;             // until the last rank is done
+  std::vector<ProgramUse> ranks;
+};
+
+// By rank; ranks whose parts are alike may have one program. Throws Error(bug) for programs that cannot run
+// together (verify_together).
+ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
+                               const std::vector<ProgramRates>& rates, const WireTimeOf& wire_time);
+
+// The programs of a plan's ranks for a graph of one micro-batch, as they are run (fused). Throws Error(usage)
+// for a plan that cannot be run, or that names a device which the group has not.
+ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group);
+
+}  // namespace het::planner

@@ -1,0 +1,134 @@
+// What the programs of ranks take together, against figures worked out by hand and against shaped links.
+#include "planner/simulate/programs.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/ops/op.h"
+#include "tests/unit/core/trained_gpt.h"
+#include "tests/unit/planner/distributed.h"
+#include "tests/unit/planner/testing.h"
+
+using namespace het;
+using namespace het::planner;
+using namespace het::testing;
+
+namespace {
+
+// A program of one rank: products of n x n matrices, and collectives among all of `ranks`.
+class Writer {
+ public:
+  explicit Writer(int ranks) {
+    for (int r = 0; r < ranks; ++r) all_.ranks.push_back(r);
+    program_.groups = {all_};
+    program_.buffers = {{"a", {DType::f32, {kSide, kSide}}}};
+  }
+  Writer& product() {
+    Compute compute;
+    compute.op = &op_named("matmul");
+    const Operand operand{0, Layout::contiguous({DType::f32, {kSide, kSide}})};
+    compute.inputs = {operand, operand};
+    compute.outputs = {operand};
+    program_.instructions.emplace_back(std::move(compute));
+    return *this;
+  }
+  Writer& start(CollectiveKind kind, std::vector<int64_t> counts, int peer = -1) {
+    Start start;
+    start.request.kind = kind;
+    start.request.counts = std::move(counts);
+    start.request.peer = peer;
+    last_ = static_cast<int>(program_.instructions.size());
+    starts_.push_back(last_);
+    program_.instructions.emplace_back(std::move(start));
+    return *this;
+  }
+  Writer& await(size_t number) {
+    program_.instructions.emplace_back(Await{starts_[number]});
+    return *this;
+  }
+  const Program& program() const { return program_; }
+
+  static constexpr int64_t kSide = 100;
+  static constexpr double kFlops = 2.0 * kSide * kSide * kSide;
+
+ private:
+  Group all_;
+  Program program_;
+  std::vector<int> starts_;
+  int last_ = -1;
+};
+
+// A byte takes a microsecond on every link, and a message a millisecond more.
+WireTime slow_wire(const CollectiveRequest& request, const std::vector<int>& ranks, int rank) {
+  (void)rank;
+  if (request.kind == CollectiveKind::send || request.kind == CollectiveKind::receive)
+    return {static_cast<double>(request.counts[0]) * 4e-6, 1e-3};
+  return wire_time(mesh_steps(request, 0, static_cast<int>(ranks.size())), static_cast<int>(ranks.size()),
+                   [](int, int) { return Link{1e-3, 1e6}; });
+}
+
+ProgramRates rate(double seconds_of_a_product) { return {Writer::kFlops / seconds_of_a_product, 1e30, 1e30}; }
+
+}  // namespace
+
+TEST_CASE("a rank computes while its collective travels, and waits for the slowest member", "[programs]") {
+  // 2,000 f32 among two: each sends half twice, 4 ms a way each, and two latencies.
+  Writer one(2), other(2);
+  one.product().start(CollectiveKind::all_reduce, {2000}).product().await(0).product();
+  other.product().start(CollectiveKind::all_reduce, {2000}).product().await(0).product();
+  const auto time = simulate_programs({&one.program(), &other.program()}, {rate(5e-3), rate(20e-3)}, slow_wire);
+  // It begins at 20 ms, when the slow one has come, and ends at 30; that one computes until 40.
+  CHECK(time.seconds == Approx(60e-3));
+  CHECK(time.ranks[0].compute_seconds == Approx(15e-3));
+  CHECK(time.ranks[0].exposed_seconds == Approx(20e-3));
+  CHECK(time.ranks[1].exposed_seconds == Approx(0).margin(1e-9));
+}
+
+TEST_CASE("collectives of one queue follow each other", "[programs]") {
+  Writer one(2);
+  one.start(CollectiveKind::all_gather, {1000, 1000}).start(CollectiveKind::all_gather, {1000, 1000}).await(0).await(1);
+  const auto time = simulate_programs({&one.program(), &one.program()}, {rate(1), rate(1)}, slow_wire);
+  CHECK(time.seconds == Approx(2 * (4e-3 + 1e-3)));
+}
+
+TEST_CASE("messages of two channels share the sender's way out", "[programs]") {
+  Writer first(3), second(3), third(3);
+  first.start(CollectiveKind::send, {1000}, 1).start(CollectiveKind::send, {1000}, 2).await(0).await(1);
+  second.start(CollectiveKind::receive, {1000}, 0).await(0);
+  third.start(CollectiveKind::receive, {1000}, 0).await(0);
+  const auto time = simulate_programs({&first.program(), &second.program(), &third.program()},
+                                      {rate(1), rate(1), rate(1)}, slow_wire);
+  CHECK(time.ranks[0].exposed_seconds == Approx(9e-3));  // 4 ms and 4 ms, and the latency
+  CHECK(time.seconds == Approx(9e-3));
+}
+
+TEST_CASE("programs that wait for each other are refused", "[programs]") {
+  Writer one(2), other(2);
+  one.start(CollectiveKind::all_gather, {1, 1}).await(0);
+  CHECK_THROWS(simulate_programs({&one.program(), &other.program()}, {rate(1), rate(1)}, slow_wire));
+}
+
+TEST_CASE("a plan's programs take what its devices and links allow", "[programs]") {
+  const Graph graph = testing::distributed::small_model(false, DType::f32);
+  Cluster cluster;
+  cluster.types = {plain_type("fast", 3e-3, 16), plain_type("slow", 1e-3, 16)};
+  cluster.nodes = {plain_machine("a", "fast", 1), plain_machine("b", "slow", 1)};
+  cluster.between = {1e-5, 1e8};
+  cluster.mesh = true;
+  const hap::DeviceGroup group(cluster, Precision::f32);
+  Plan plan;
+  const int layers = static_cast<int>(graph.layers.size());
+  plan.microbatch = testing::distributed::kSamples;
+  Stage one, other;
+  one.devices = {"a:0"};
+  other.devices = {"b:0"};
+  one.layers = other.layers = layers;
+  plan.pipelines = {{3, {one}}, {1, {other}}};
+  const auto seconds = [&](const Plan& each) { return simulate_plan(graph, each, group); };
+  const ProgramsTime balanced = seconds(plan);
+  // Three times the work on three times the rate: both are busy alike, but for the update that each does whole.
+  CHECK(balanced.ranks[0].compute_seconds == Approx(balanced.ranks[1].compute_seconds).epsilon(0.15));
+  plan.pipelines = {{1, {one}}, {3, {other}}};
+  const ProgramsTime lopsided = seconds(plan);
+  CHECK(lopsided.seconds > 2 * balanced.seconds);
+  CHECK(lopsided.ranks[0].exposed_seconds > 0.5 * lopsided.seconds);
+}
