@@ -43,6 +43,7 @@ class DeviceGroup {
   int kinds() const { return kind_count_; }
   const Device& of_kind(int kind) const;
   double total_f32_flops() const;
+  const Link& link(int from, int to) const { return links_[static_cast<size_t>(from * size() + to)]; }
 
   // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce one number, all
   // bytes; of an all_to_all [from * size + to].
@@ -65,8 +66,6 @@ class DeviceGroup {
   double grouped_seconds(const std::vector<double>& counts) const;
   double mesh_seconds(const std::vector<double>& counts, bool scatter) const;
   double exchange_seconds(const std::vector<double>& counts) const;
-  const Link& link(int from, int to) const { return links_[static_cast<size_t>(from * size() + to)]; }
-
   std::vector<Device> devices_;
   std::vector<int> kinds_;
   int kind_count_ = 0;

@@ -178,15 +178,25 @@ Synthesised baseline(const Request& request, Baseline which, std::string& proble
   return {};
 }
 
+namespace {
+
+std::vector<Shares> starts_of(const Request& request) {
+  std::vector<Shares> starts{even_shares(*request.group), proportional_shares(*request.group)};
+  starts.insert(starts.end(), request.starts.begin(), request.starts.end());
+  std::set<Shares> seen;
+  starts.erase(std::remove_if(starts.begin(), starts.end(),
+                              [&](const Shares& start) { return !seen.insert(start).second; }),
+               starts.end());
+  return starts;
+}
+
+}  // namespace
+
 Answer synthesise(const Request& request) {
   const double begin = steady_seconds();
   Answer answer;
   Synthesis synthesis(request);
-  std::vector<Shares> starts{even_shares(*request.group), proportional_shares(*request.group)};
-  starts.insert(starts.end(), request.starts.begin(), request.starts.end());
-  std::set<Shares> seen;
-  for (const Shares& start : starts) {
-    if (!seen.insert(start).second) continue;
+  for (const Shares& start : starts_of(request)) {
     Synthesised found = synthesis.alternate(start);
     if (found.cost >= answer.best.cost) continue;
     answer.best = std::move(found);
@@ -197,6 +207,14 @@ Answer synthesise(const Request& request) {
   answer.searches = synthesis.searches();
   answer.search_seconds = steady_seconds() - begin;
   return answer;
+}
+
+Synthesised best_program(const Request& request) {
+  Synthesised best;
+  Synthesis synthesis(request);
+  for (const Shares& start : starts_of(request))
+    if (Synthesised found = synthesis.alternate(start); found.cost < best.cost) best = std::move(found);
+  return best;
 }
 
 Plan to_plan(const Request& request, const ShardingProgram& program) {

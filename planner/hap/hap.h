@@ -52,6 +52,8 @@ struct Answer {
   int searches = 0;
 };
 Answer synthesise(const Request& request);
+// Its program alone, without a bound.
+Synthesised best_program(const Request& request);
 
 // A plan of one stage over all devices of the group.
 Plan to_plan(const Request& request, const ShardingProgram& program);

@@ -23,7 +23,7 @@ struct DeviceShare {
   std::string device, type;
   int64_t share = 0;
   double part = 0;          // of all
-  double memory_bytes = 0;  // state and what is kept from the forward to the backward pass
+  double memory_bytes = 0;  // of its program
   double limit_bytes = 0;
 };
 
@@ -57,7 +57,5 @@ struct Report {
 // published rules too, whose search takes as long as the answer's.
 Report report_of(const Request& request, const Answer& answer, bool with_published);
 std::string to_text(const Report& report);
-// Bytes on each device: its state, gradients, and what the backward pass reads of the forward one.
-std::vector<double> memory_of(const Request& request, const ShardingProgram& program);
 
 }  // namespace het::planner::hap

@@ -67,20 +67,25 @@ class Simulation {
     ProgramsTime time;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const Rank& rank = ranks_[r];
-      HET_REQUIRE(rank.next == programs_[r]->instructions.size(), r, rank.next);
+      HET_REQUIRE(rank.step == kSteps, r, rank.step, rank.next);
       time.seconds = std::max(time.seconds, rank.clock);
-      time.ranks.push_back({rank.compute, rank.exposed});
+      time.ranks.push_back({rank.compute, rank.exposed, 0, 0});
     }
+    time.seconds -= first_ends_;
     return time;
   }
 
  private:
+  // A rank begins a step while others end the one before: what counts is the second.
+  static constexpr int kSteps = 2;
+
   struct Rank {
+    int step = 0;
     size_t next = 0;  // instruction
     double clock = 0, compute = 0, exposed = 0;
     double out_free = 0, in_free = 0;
-    std::map<size_t, std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
-    std::map<int, int> counts;                              // of what was started in a queue
+    std::map<int, std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
+    std::map<int, int> counts;                           // of what was started in a queue
   };
 
   // When the last member has come to it: each after what its queue had before.
@@ -96,35 +101,57 @@ class Simulation {
   void advance(int r) {
     Rank& rank = ranks_[static_cast<size_t>(r)];
     const Program& program = *programs_[static_cast<size_t>(r)];
-    for (; rank.next < program.instructions.size(); ++rank.next) {
-      const Instruction& instruction = program.instructions[rank.next];
-      if (const auto* compute = std::get_if<Compute>(&instruction)) {
-        const double seconds = seconds_of(*compute, rates_[static_cast<size_t>(r)]);
-        rank.clock += seconds;
-        rank.compute += seconds;
-      } else if (const auto* start = std::get_if<Start>(&instruction)) {
-        begin(r, *start);
-      } else {
-        const auto [id, member] = rank.operation_of.at(static_cast<size_t>(std::get<Await>(instruction).start));
-        const double finished = operations_[static_cast<size_t>(id)].finished[member];
-        if (finished < 0) return;
-        rank.exposed += std::max(0.0, finished - rank.clock);
-        rank.clock = std::max(rank.clock, finished);
+    while (rank.step < kSteps) {
+      if (rank.next == program.instructions.size()) {
+        end_step(rank);
+        continue;
       }
+      if (!run(r, program.instructions[rank.next])) return;
+      ++rank.next;
     }
+  }
+
+  // Of the first step only its end counts.
+  void end_step(Rank& rank) {
+    rank.next = 0;
+    if (++rank.step > 1) return;
+    first_ends_ = std::max(first_ends_, rank.clock);
+    rank.compute = rank.exposed = 0;
+  }
+
+  // False: what it awaits has not finished.
+  bool run(int r, const Instruction& instruction) {
+    Rank& rank = ranks_[static_cast<size_t>(r)];
+    if (const auto* compute = std::get_if<Compute>(&instruction)) {
+      const double seconds = seconds_of(*compute, rates_[static_cast<size_t>(r)]);
+      rank.clock += seconds;
+      rank.compute += seconds;
+    } else if (const auto* start = std::get_if<Start>(&instruction)) {
+      begin(r, *start);
+    } else {
+      const auto [id, member] = rank.operation_of.at(std::get<Await>(instruction).start);
+      const double finished = operations_[static_cast<size_t>(id)].finished[member];
+      if (finished < 0) return false;
+      rank.exposed += std::max(0.0, finished - rank.clock);
+      rank.clock = std::max(rank.clock, finished);
+    }
+    return true;
   }
 
   void begin(int r, const Start& start) {
     Rank& rank = ranks_[static_cast<size_t>(r)];
-    const std::vector<int>& group = programs_[static_cast<size_t>(r)]->groups[static_cast<size_t>(start.group)].ranks;
+    const std::vector<int>& group =
+        programs_[static_cast<size_t>(r)]->groups[static_cast<size_t>(start.group)].ranks;
     std::vector<int> members = group;
     const CollectiveRequest& request = start.request;
-    const bool sends = request.kind == CollectiveKind::send, receives = request.kind == CollectiveKind::receive;
+    const bool sends = request.kind == CollectiveKind::send,
+               receives = request.kind == CollectiveKind::receive;
     if (sends) members = {r, group[static_cast<size_t>(request.peer)]};
     if (receives) members = {group[static_cast<size_t>(request.peer)], r};
     const int tag = sends || receives ? request.tag : -1;
-    const int queue = queues_.emplace(std::tuple(group, sends || receives ? members : std::vector<int>{}, tag),
-                                      static_cast<int>(queues_.size()))
+    const int queue = queues_
+                          .emplace(std::tuple(group, sends || receives ? members : std::vector<int>{}, tag),
+                                   static_cast<int>(queues_.size()))
                           .first->second;
     const int number = rank.counts[queue]++;
     const auto [entry, fresh] =
@@ -141,7 +168,7 @@ class Simulation {
     const auto member = static_cast<size_t>(place - members.begin());
     operation.started[member] = rank.clock;
     operation.requests[member] = request;
-    rank.operation_of[rank.next] = {entry->second, member};
+    rank.operation_of[static_cast<int>(rank.next)] = {entry->second, member};
   }
 
   void finish(Operation& operation, double arrived) {
@@ -166,10 +193,11 @@ class Simulation {
   const WireTimeOf& wire_time_;
   std::vector<Rank> ranks_;
   std::vector<Operation> operations_;
-  std::vector<int> open_;  // not finished
+  double first_ends_ = 0;
+  std::vector<int> open_;                                                      // not finished
   std::map<std::tuple<std::vector<int>, std::vector<int>, int>, int> queues_;  // a group, or a channel
-  std::map<std::pair<int, int>, int> known_;                                   // operations, by queue and number
-  std::map<std::pair<int, int>, double> queue_free_;                           // by queue and rank
+  std::map<std::pair<int, int>, int> known_;          // operations, by queue and number
+  std::map<std::pair<int, int>, double> queue_free_;  // by queue and rank
 };
 
 }  // namespace
@@ -211,12 +239,17 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
     made = lower_all(graph, plan, true);
     for (const Program& program : made) programs.push_back(&program);
   }
-  return simulate_programs(programs, rates,
-                           [&](const CollectiveRequest& request, const std::vector<int>& ranks, int) {
-                             std::vector<int> members;
-                             for (const int rank : ranks) members.push_back(devices[static_cast<size_t>(rank)]);
-                             return group.wire_time(request, members);
-                           });
+  ProgramsTime time = simulate_programs(
+      programs, rates, [&](const CollectiveRequest& request, const std::vector<int>& ranks, int) {
+        std::vector<int> members;
+        for (const int rank : ranks) members.push_back(devices[static_cast<size_t>(rank)]);
+        return group.wire_time(request, members);
+      });
+  for (size_t r = 0; r < devices.size(); ++r) {
+    time.ranks[r].memory_bytes = static_cast<double>(memory_of(*programs[r]).total());
+    time.ranks[r].limit_bytes = group.devices()[static_cast<size_t>(devices[r])].memory_bytes;
+  }
+  return time;
 }
 
 }  // namespace het::planner

@@ -1,9 +1,9 @@
-// What the programs of all ranks take in one step, instruction by instruction: each rank computes at its
-// device's rates, a collective begins when its last member has started it and its queue and ways are free, and
-// runs beside what is computed until it is awaited. These are the rules by which paced devices and shaped
-// links (core/device/paced.h, core/comm/shaped.h) hold back real runs. Unlike simulate.h, which knows layers
-// of a plan and decides among thousands of candidates, it takes programs as they are run, whatever their
-// sharding. Pure.
+// What the programs of all ranks take for a step among others, instruction by instruction: each rank computes
+// at its device's rates, a collective begins when its last member has started it and its queue and ways are
+// free, and runs beside what is computed until it is awaited. These are the rules by which paced devices and
+// shaped links (core/device/paced.h, core/comm/shaped.h) hold back real runs. Unlike simulate.h, which knows
+// layers of a plan and decides among thousands of candidates, it takes programs as they are run, whatever
+// their sharding. Pure.
 #pragma once
 
 #include <functional>
@@ -23,16 +23,17 @@ struct ProgramRates {
 };
 
 // Seconds of a collective among these ranks when nothing delays it; messages: between `rank` and its peer.
-using WireTimeOf =
-    std::function<WireTime(const CollectiveRequest&, const std::vector<int>& ranks, int rank)>;
+using WireTimeOf = std::function<WireTime(const CollectiveRequest&, const std::vector<int>& ranks, int rank)>;
 
 struct ProgramUse {
   double compute_seconds = 0;
   double exposed_seconds = 0;  // that it waits for collectives, others' lateness included
+  // Of simulate_plan: what its program takes, but for kernels' workspace, and what its device has for plans.
+  double memory_bytes = 0, limit_bytes = 0;
 };
 
 struct ProgramsTime {
-  double seconds = 0;             // until the last rank is done
+  double seconds = 0;  // until the last rank is done
   std::vector<ProgramUse> ranks;
 };
 

@@ -14,8 +14,10 @@ from plans import Plans, Replans, Simulations
 from profiles import Profiles
 from solving import Solving
 from synthesis import Synthesis
+from workloads import Workloads
 
-__all__ = ['Measured', 'Policies', 'Mistakes', 'Pages', 'Plans', 'Replans', 'Simulations', 'Profiles', 'Solving', 'Synthesis']
+__all__ = ['Measured', 'Policies', 'Mistakes', 'Pages', 'Plans', 'Replans', 'Simulations', 'Profiles', 'Solving', 'Synthesis',
+           'Workloads']
 
 if __name__ == '__main__':
     unittest.main(argv=sys.argv[:1] + sys.argv[1:])

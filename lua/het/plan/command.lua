@@ -8,6 +8,26 @@ local text = require "het.text"
 
 local planning = {}
 
+-- What goes beyond the published planner, by name: the planner's own, and what is tried after it.
+local extensions = {}
+local programs = "sharding_programs"
+
+function extensions.names()
+  local names = native.extensions()
+  names[#names + 1] = programs
+  return names
+end
+
+-- Whether a list of names that are switched off, or nil, has one.
+function extensions.has(without, name)
+  for _, each in ipairs(without or {}) do
+    if each == name then return true end
+  end
+  return false
+end
+
+planning.extensions = extensions.names
+
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
   { "devices", "N", "of this machine, which share it evenly (default: 1)" },
@@ -16,7 +36,7 @@ local options = {
   { "microbatch", "N", "with --policy=hap: samples that all devices share at once (default: the batch, or as many as "
     .. "fit)", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
-  { "without", "LIST", "switch extensions off: " .. table.concat(native.extensions(), ","), plan = true },
+  { "without", "LIST", "switch extensions off: " .. table.concat(extensions.names(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
@@ -56,7 +76,7 @@ end
 -- @tparam list names of extensions
 -- @string policy
 function planning.without_problems(names, policy)
-  local known, problems = native.extensions(), {}
+  local known, problems = extensions.names(), {}
   for i, name in ipairs(names) do
     local found = false
     for _, extension in ipairs(known) do found = found or extension == name end
@@ -94,7 +114,9 @@ end
 local function extensions_of(without)
   if not without then return nil end
   local chosen = {}
-  for _, name in ipairs(without) do chosen[name] = false end
+  for _, name in ipairs(without) do
+    if name ~= programs then chosen[name] = false end
+  end
   return chosen
 end
 
@@ -213,6 +235,46 @@ local function begin_hap(run, cluster, given)
   return wait, function() return planned:done() end
 end
 
+-- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such as
+-- plans for losses, needs no layer times of such programs.
+local function tries_programs(given)
+  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not given.profile
+    and not given.old and not given.fallbacks and not given.html and not given.trace
+    and not given.quick and not extensions.has(given.without, programs)
+end
+
+-- Sizes of micro-batches of which the batch is made: the plan's, and the batch or also its halves.
+local function sizes_of(batch, planned, most)
+  local sizes, size = { planned }, batch
+  while size >= 1 and #sizes < most do
+    if size ~= planned then sizes[#sizes + 1] = size end
+    if size % 2 ~= 0 then break end
+    size = size / 2
+  end
+  table.sort(sizes, function(a, b) return a > b end)
+  return sizes
+end
+
+-- Pipelines whose stages run sharding programs, beside the planner's answer; with `most` of 2 one stage of all devices.
+local function begin_programs(run, cluster, answer, most)
+  local plan = planning.from_lua(answer.lua)
+  local batch, graphs = run.arguments.batch, {}
+  for i, size in ipairs(sizes_of(batch, plan.microbatch, most)) do graphs[i] = { size, (run:graph_of_sample(size)) } end
+  return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan })
+end
+
+-- The planner's answer, or the plan of sharding programs where it is faster by more than what simulations differ by.
+local function better_of(answer, found)
+  answer.programs = found
+  if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
+  answer.text = answer.text .. ("with sharding programs: %s a step by the simulated programs, %.2f times faster than the "
+    .. "plan above (%s)\n  %s\n"):format(native.show_seconds(found.step_seconds),
+    found.rival_seconds / found.step_seconds, native.show_seconds(found.rival_seconds), found.name)
+  answer.pipelines_lua, answer.lua = answer.lua, found.lua
+  answer.report.step_seconds = found.step_seconds
+  return answer
+end
+
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
 -- asked at once.
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
@@ -227,8 +289,28 @@ function planning.begin(run, cluster, given)
     local answer = require("het.plan.policy").answer(given.policy, graph, request)
     return function() return answer end, function() return true end
   end
-  local planned = native.plan(graph, request)
-  return function() return planned:wait() end, function() return planned:done() end
+  -- One after the other, each in its thread: the planner, a sharding program for all devices, and where that cuts state,
+  -- pipelines of such programs.
+  local planned, answer, found = native.plan(graph, request), nil, nil
+  local function go_on()
+    if not answer then
+      answer = planned:wait()
+      planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer, 2) or nil
+    elseif planned then
+      local first = not found
+      found = planned:wait()
+      planned = first and found.cuts_state and begin_programs(run, cluster, answer, 8) or nil
+    end
+    if not planned and found then answer, found = better_of(answer, found), nil end
+  end
+  local function wait()
+    while planned do go_on() end
+    return answer
+  end
+  return wait, function()
+    if planned and planned:done() then go_on() end
+    return not planned
+  end
 end
 
 -- Lines of Lua, each that is not the first indented.

@@ -428,7 +428,7 @@ plan.auto = define.constructor {
     { "cluster", "cluster", "what it may use, device by device a rank (default: the ranks that are there, their "
       .. "machines and links as they are measured)" },
     { "without", "list", "extensions to switch off, of " .. table.concat(native.extensions(), ", ")
-      .. "; policies auto and search" },
+      .. ", of policies auto and search, and sharding_programs, of auto" },
     { "profile", "string", "file of measured layer times and links, as `hetrun profile` writes it", path = "read" },
     { "old", "plan", "the plan that ran until now: of plans that are nearly as good the one that moves least of its "
       .. "state is taken" },

@@ -26,7 +26,7 @@ end
 -- The planner's, for these ranks.
 local function planned(run, ranks)
   local a = run.arguments
-  local wanted = (a.plan.automatic and a.plan or plan.auto {}).automatic
+  local wanted = setmetatable({ quick = true }, { __index = (a.plan.automatic and a.plan or plan.auto {}).automatic })
   local wait, is_done = planning.begin(run, run.cluster_here, wanted)
   keep(run, is_done)
   while not is_done() or fault.is_held "plan" do together.wait(run) end

@@ -1,0 +1,238 @@
+#include "planner/hap/stages.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+#include "core/ops/op.h"
+#include "core/plan/sharding_spec.h"
+#include "planner/hap/ratios.h"
+#include "planner/simulate/programs.h"
+
+namespace het::planner::hap {
+namespace {
+
+using Devices = std::vector<int>;  // of the group, by number
+
+constexpr int kMostStages = 4;
+// Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
+constexpr double kMostInstructions = 2e6;
+
+// Devices by kind, each kind after the other: the first stages get the first kinds.
+std::vector<Devices> kinds_apart(const DeviceGroup& group, int stages) {
+  Devices order(static_cast<size_t>(group.size()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return group.kind_of(a) < group.kind_of(b); });
+  std::vector<Devices> result;
+  for (int s = 0; s < stages; ++s)
+    result.emplace_back(order.begin() + group.size() * s / stages,
+                        order.begin() + group.size() * (s + 1) / stages);
+  return result;
+}
+
+// Every stage some of each kind, in turn.
+std::vector<Devices> kinds_together(const DeviceGroup& group, int stages) {
+  std::vector<Devices> result(static_cast<size_t>(stages));
+  const std::vector<Devices> apart = kinds_apart(group, 1);
+  for (size_t i = 0; i < apart[0].size(); ++i)
+    result[i % static_cast<size_t>(stages)].push_back(apart[0][i]);
+  for (Devices& each : result) std::sort(each.begin(), each.end());
+  return result;
+}
+
+double rate_of(const DeviceGroup& group, const Devices& devices) {
+  double rate = 0;
+  for (const int d : devices) rate += group.devices()[static_cast<size_t>(d)].f32_flops;
+  return rate;
+}
+
+class Stages {
+ public:
+  explicit Stages(const StagesRequest& request) : request_(request), group_(*request.group) {}
+
+  StagesAnswer run() {
+    const Graph* whole = graph_of(request_.batch);
+    const Graph* rivals = graph_of(request_.rival->microbatch);
+    HET_REQUIRE(whole != nullptr && rivals != nullptr, request_.batch, request_.rival->microbatch);
+    answer_.rival_seconds = simulate_plan(*rivals, *request_.rival, group_).seconds;
+    Devices all(static_cast<size_t>(group_.size()));
+    std::iota(all.begin(), all.end(), 0);
+    for (const SizedGraph& each : request_.graphs) {
+      if (request_.batch % each.microbatch != 0) continue;
+      const int microbatches = request_.batch / each.microbatch;
+      if (instructions(*each.graph, microbatches) > kMostInstructions) continue;
+      if (!add({all}, each, microbatches)) continue;
+      const Plan& plan = answer_.candidates.back().plan;
+      answer_.cuts_state = !plan.pipelines[0].stages[0].sharding->axes[0].sharding->state.empty();
+      if (answer_.candidates.back().fits) break;
+    }
+    if (!answer_.cuts_state) return std::move(answer_);
+    const int layers = static_cast<int>(whole->layers.size());
+    for (int stages = 2; stages <= std::min({kMostStages, layers, group_.size()}); ++stages) {
+      std::set<std::vector<Devices>> groupings{kinds_apart(group_, stages)};
+      if (group_.kinds() > 1) groupings.insert(kinds_together(group_, stages));
+      for (const std::vector<Devices>& grouping : groupings)
+        for (const int least : {2, 4}) add_pipeline(grouping, least * stages);
+    }
+    return std::move(answer_);
+  }
+
+ private:
+  const Graph* graph_of(int microbatch) const {
+    for (const SizedGraph& each : request_.graphs)
+      if (each.microbatch == microbatch) return each.graph;
+    return nullptr;
+  }
+
+  double instructions(const Graph& graph, int microbatches) const {
+    return static_cast<double>(graph.nodes.size()) * microbatches * group_.size();
+  }
+
+  // With the largest micro-batches of which there are at least so many.
+  void add_pipeline(const std::vector<Devices>& grouping, int least) {
+    const SizedGraph* found = nullptr;
+    for (const SizedGraph& each : request_.graphs)
+      if (request_.batch % each.microbatch == 0 && request_.batch / each.microbatch >= least &&
+          (found == nullptr || each.microbatch > found->microbatch))
+        found = &each;
+    if (found == nullptr) return;
+    const int microbatches = request_.batch / found->microbatch;
+    if (instructions(*found->graph, microbatches) <= kMostInstructions) add(grouping, *found, microbatches);
+  }
+
+  // False where it cannot be cut so.
+  bool add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
+    Plan plan;
+    plan.microbatch = sized.microbatch;
+    plan.pipelines = {{microbatches, {}}};
+    std::vector<double> rates;
+    for (const Devices& devices : grouping) rates.push_back(rate_of(group_, devices));
+    const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
+    int first = 0;
+    std::vector<std::string> names;
+    for (size_t s = 0; s < grouping.size(); ++s) {
+      auto stage = stage_of(grouping[s], sized, microbatches);
+      if (!stage) return false;
+      stage->first_layer = first;
+      stage->layers = layers[s];
+      first += layers[s];
+      names.push_back(fmt::format("{{ {} }}", fmt::join(stage->devices, ", ")));
+      plan.pipelines[0].stages.push_back(*std::move(stage));
+    }
+    StagesCandidate candidate;
+    candidate.name = fmt::format("{}, {} micro-batch{}", fmt::join(names, " "), microbatches,
+                                 microbatches == 1 ? "" : "es");
+    if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
+                    [&](const StagesCandidate& other) { return other.plan == plan; }))
+      return true;
+    try {
+      const ProgramsTime time = simulate_plan(*sized.graph, plan, group_);
+      candidate.seconds = time.seconds;
+      for (const ProgramUse& rank : time.ranks) candidate.fits &= rank.memory_bytes <= rank.limit_bytes;
+    } catch (const Error&) {  // stages that cannot exchange what passes between them
+      return false;
+    }
+    candidate.plan = std::move(plan);
+    answer_.candidates.push_back(std::move(candidate));
+    return true;
+  }
+
+  // Devices that share layers by the program that suits them; the program is found for all layers, of which
+  // a stage runs its own, and for the largest micro-batches that it is tried with.
+  std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches) {
+    Stage stage;
+    for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
+    if (devices.size() == 1) return stage;
+    // Devices that are alike, with links that are alike, share alike.
+    std::vector<double> key;
+    const DeviceGroup group = group_.subgroup(devices);
+    for (int a = 0; a < group.size(); ++a) {
+      key.push_back(group_.kind_of(devices[static_cast<size_t>(a)]));
+      for (int b = 0; b < group.size(); ++b) {
+        key.push_back(group.link(a, b).bytes_per_second);
+        key.push_back(group.link(a, b).latency_seconds);
+      }
+    }
+    const auto [entry, fresh] = known_.emplace(std::move(key), std::nullopt);
+    if (fresh) entry->second = program_of(group, sized, microbatches);
+    if (!entry->second) return std::nullopt;
+    stage.shares = entry->second->shares;
+    stage.sharding = entry->second->sharding;
+    return stage;
+  }
+
+  struct Cut {
+    Shares shares;
+    StageSharding sharding;
+  };
+  std::optional<Cut> program_of(const DeviceGroup& group, const SizedGraph& sized, int microbatches) {
+    auto& table = tables_[sized.microbatch];
+    if (!table) table = std::make_unique<PlacementTable>(*sized.graph);
+    Request request{table.get(), &group, microbatches, {}, sized.microbatch};
+    const Synthesised found = best_program(request);
+    if (!found.found()) return std::nullopt;
+    return Cut{found.program.shares, along_one_axis(sharding_of(*table, found.program))};
+  }
+
+  const StagesRequest& request_;
+  const DeviceGroup& group_;
+  StagesAnswer answer_;
+  std::map<int, std::unique_ptr<PlacementTable>> tables_;  // by micro-batch size
+  std::map<std::vector<double>, std::optional<Cut>> known_;
+};
+
+}  // namespace
+
+const StagesCandidate* StagesAnswer::best() const {
+  const StagesCandidate* best = nullptr;
+  for (const StagesCandidate& each : candidates)
+    if (each.fits && (best == nullptr || each.seconds < best->seconds)) best = &each;
+  return best;
+}
+
+StagesAnswer plan_stages(const StagesRequest& request) { return Stages(request).run(); }
+
+std::vector<double> layer_flops(const Graph& graph) {
+  std::vector<double> flops(graph.layers.size(), 0);
+  for (const Node& node : graph.nodes)
+    if (node.layer >= 0 && node.phase != Phase::update)
+      flops[static_cast<size_t>(node.layer)] += cost_of(graph, node).flops;
+  return flops;
+}
+
+// longest[s][l]: of the first s stages with the first l layers.
+std::vector<int> balanced_layers(const std::vector<double>& flops, const std::vector<double>& rates) {
+  const size_t n = flops.size(), stages = rates.size();
+  HET_REQUIRE(stages >= 1 && stages <= n, stages, n);
+  std::vector<double> before{0};
+  for (const double each : flops) before.push_back(before.back() + each);
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> longest(stages + 1, std::vector<double>(n + 1, kNone));
+  std::vector<std::vector<size_t>> begin(stages + 1, std::vector<size_t>(n + 1, 0));
+  longest[0][0] = 0;
+  for (size_t s = 1; s <= stages; ++s)
+    for (size_t end = s; end <= n; ++end)
+      for (size_t from = s - 1; from < end; ++from) {
+        const double longer = std::max(longest[s - 1][from], (before[end] - before[from]) / rates[s - 1]);
+        if (longer >= longest[s][end]) continue;
+        longest[s][end] = longer;
+        begin[s][end] = from;
+      }
+  std::vector<int> layers(stages, 0);
+  size_t end = n;
+  for (size_t s = stages; s > 0; --s) {
+    layers[s - 1] = static_cast<int>(end - begin[s][end]);
+    end = begin[s][end];
+  }
+  return layers;
+}
+
+}  // namespace het::planner::hap

@@ -1,0 +1,50 @@
+// Pipelines whose stages run sharding programs: devices that share a stage, of one type or of several, divide
+// its layers by a program that is synthesised for them (hap.h). Candidates are judged beside a plan of the 3D
+// planner by simulating the programs of all ranks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/hap/hap.h"
+
+namespace het::planner::hap {
+
+// The training graph for micro-batches of one size.
+struct SizedGraph {
+  int microbatch = 1;
+  const Graph* graph = nullptr;  // pruned (core/graph/fuse.h)
+};
+
+struct StagesRequest {
+  const DeviceGroup* group = nullptr;
+  std::vector<SizedGraph> graphs;  // the batch's own among them
+  int batch = 1;
+  const Plan* rival = nullptr;  // of the 3D planner; of a micro-batch size that `graphs` has
+};
+
+struct StagesCandidate {
+  std::string name;  // "2 stages of { fast:0-1 }, { slow:0-1 }, 4 micro-batches"
+  Plan plan;
+  double seconds = 0;
+  bool fits = true;
+};
+
+struct StagesAnswer {
+  double rival_seconds = 0;                  // simulated likewise
+  bool cuts_state = false;  // the best program over all devices cuts parameters or optimizer state
+  std::vector<StagesCandidate> candidates;  // those that were simulated
+  const StagesCandidate* best() const;       // of those that fit; null: there is none
+};
+
+// Where the best sharding program over all devices cuts no state, pipelines can do as well, and only that one
+// is tried.
+StagesAnswer plan_stages(const StagesRequest& request);
+
+// What one device computes of a layer relative to others, by layer: FLOPs of all its nodes.
+std::vector<double> layer_flops(const Graph& graph);
+// Layers [0, n) in one range a stage, so that the stage that takes longest takes least: a range's FLOPs over
+// the stage's rate. Every stage has at least one layer, so there are at most as many as layers.
+std::vector<int> balanced_layers(const std::vector<double>& flops, const std::vector<double>& rates);
+
+}  // namespace het::planner::hap

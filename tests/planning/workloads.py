@@ -1,0 +1,99 @@
+"""HAP's four workloads, small: sharding programs with uneven shares, on 2 to 8 ranks, train as one device does."""
+import json
+import math
+import struct
+import unittest
+
+from case import Case
+
+CLUSTER = '''local het = require "het"
+local function device(name, rate)
+  return het.device_type {{ name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
+    bandwidth = "{link}", latency = "20 us" }}
+end
+return het.cluster {{ bandwidth = "{link}", latency = "20 us", all_reduce = "mesh",
+  device("slow", "0.1 GFLOP/s"), device("fast", "0.3 GFLOP/s"),
+  het.node {{ name = "a", type = "slow", devices = {slow} }}, het.node {{ name = "b", type = "fast", devices = {fast} }} }}
+'''
+RECIPE = '''local het = require "het"
+local nn, data = het.nn, het.data
+local opt = het.options {{ save = {{ "runs/model", "folder", path = "write" }} }}
+local plan
+{plan}
+return het.train {{
+  model = {model}, data = {data}, batch = 24, steps = 5, evaluate = {{ every = 0 }}, seed = 3, plan = plan, save = opt.save,
+  optimizer = het.optim.adamw {{ lr = 1e-3, clip = 1, eps = 1e-4 }},
+}}
+'''
+IMAGES, TEXT = 'data.shapes { samples = 200, holdout = 0.1 }', 'data.masked { path = "text.txt", tokenizer = "char" }'
+SMALL = 'width = 32, heads = 4, layers = 2'
+WORKLOADS = {
+    'vgg19': ('nn.vgg { classes = 10, width = 2, hidden = 96, pool = 3 }', IMAGES),
+    'vit': (f'nn.vit {{ classes = 10, image = 32, patch = 8, {SMALL} }}', IMAGES),
+    'bert': (f'nn.bert {{ vocab = 64, context = 16, {SMALL} }}', TEXT),
+    'experts': ('''nn.bert { vocab = 64, context = 16, %s, block = function(width, heads, index)
+      return nn.bert_block { width = width, heads = heads,
+        mlp = index == 2 and nn.experts { width = width, experts = 8, top = 2 } or nil } end }''' % SMALL, TEXT),
+}
+
+
+def tensors_of(path):
+    """The f32 tensors of a safetensors file, by name."""
+    data = path.read_bytes()
+    size = struct.unpack('<Q', data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    tensors = {}
+    for name, entry in header.items():
+        if name == '__metadata__':
+            continue
+        begin, end = entry['data_offsets']
+        tensors[name] = struct.unpack(f'<{(end - begin) // 4}f', data[8 + size + begin:8 + size + end])
+    return tensors
+
+
+class Workloads(Case):
+    """The link decides what is synthesised: over a fast one more is cut than over a slow one."""
+
+    def outcome(self, name, *words):
+        losses = self.losses('workload.lua', f'--save={name}', *words)
+        return losses, tensors_of(self.folder / name / 'model.safetensors')
+
+    def compare(self, workload, slow, fast, link):
+        model, data = WORKLOADS[workload]
+        write = (self.folder / 'workload.lua').write_text
+        (self.folder / 'mixed.lua').write_text(CLUSTER.format(link=link, slow=slow, fast=fast))
+        write(RECIPE.format(plan='', model=model, data=data))
+        losses, tensors = self.outcome(f'alone {workload} {slow} {fast}')
+        report = self.json_of('plan', 'workload.lua', '--cluster=mixed.lua', '--policy=hap')
+        plans = {'synthesised': report['lua'], **{other['name']: other['lua'] for other in report['report']['baselines']}}
+        for name, plan in plans.items():
+            if not plan or (name != 'synthesised' and plan == plans['synthesised']):
+                continue
+            with self.subTest(workload=workload, ranks=slow + fast, link=link, plan=name):
+                write(RECIPE.format(plan='plan = ' + plan, model=model, data=data))
+                together, parts = self.outcome(f'{workload} {slow} {fast} {name}', f'--workers={slow + fast}', '--threads=1')
+                self.assertEqual(len(together), 5)
+                for one, other in zip(losses, together):
+                    self.assertLess(abs(one - other), 1e-5 * abs(one))
+                self.assertEqual(sorted(parts), sorted(tensors))
+                for parameter, values in tensors.items():
+                    off = math.dist(values, parts[parameter])
+                    self.assertLess(off, 1e-5 * max(1, math.hypot(*values)), parameter)
+
+    def test_vgg19(self):
+        self.compare('vgg19', 1, 1, '100 MB/s')
+        self.compare('vgg19', 2, 3, '1 MB/s')
+
+    def test_vit(self):
+        self.compare('vit', 1, 2, '10 GB/s')
+
+    def test_bert(self):
+        self.compare('bert', 2, 2, '10 GB/s')
+
+    def test_experts(self):
+        self.compare('experts', 1, 2, '100 MB/s')
+        self.compare('experts', 6, 2, '1 MB/s')
+
+
+if __name__ == '__main__':
+    unittest.main()
