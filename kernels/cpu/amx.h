@@ -43,11 +43,6 @@ struct TileLines {
   Vector line[kTileRows];
 };
 
-// The first `count` of 32 lanes; of 16 in its lower half.
-HET_INLINE __mmask32 first_lanes(int64_t count) {
-  return count >= 32 ? 0xffffffffU : count <= 0 ? 0U : (1U << count) - 1;
-}
-
 // Lines along k: line i holds terms [0, 32) of row i, which lies at from + i * stride; what lies beyond
 // `rows` and `terms` is zero.
 template <typename T>

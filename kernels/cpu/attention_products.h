@@ -1,8 +1,8 @@
-// The products of matrices within attention, on vectors in f32 and on matrix units in bf16, to which these
-// round probabilities and gradients of scores. Both have the same form, a template argument of attention.cpp:
-// operands Left and Right as the units read them, made from rows of [tokens, head] by rows_of() (left), by
-// transposed() (right, for products over the head's elements) and by straight() (right, for products over
-// tokens); and three products:
+// The products of matrices within attention: on vectors in f32, by dot products of bf16, and on matrix units
+// in bf16. The latter two round probabilities and gradients of scores to bf16. All have the same form, a
+// template argument of attention.cpp: operands Left and Right as the units read them, made from rows of
+// [tokens, head] by rows_of() (left), by transposed() (right, for products over the head's elements) and by
+// straight() (right, for products over tokens); and three products:
 //
 //   multiply_rows       scores[i][j] = a_i . b_j
 //   accumulate_rows     out[i][:] += sum over j of p[i][j] b_j
@@ -75,9 +75,9 @@ struct VectorProducts {
     for (int64_t i = 0; i < rows; i += kRows) {
       const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
       for (int64_t j = 0; j < columns; j += kPanel)
-        tile_of<Order::row, float>(count)(a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel,
-                                          b.stride, head, scores + i * kScoreStride + j, kScoreStride, kPanel,
-                                          Start::zero, nullptr);
+        tile_of<Order::row, Single, float>(count)(
+            a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel, b.stride, head,
+            scores + i * kScoreStride + j, kScoreStride, kPanel, Start::zero, nullptr);
     }
   }
   template <typename Limit>
@@ -86,9 +86,9 @@ struct VectorProducts {
     for (int64_t i = 0; i < rows; i += kRows) {
       const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
       for (int64_t c = 0; c < head; c += kPanel)
-        tile_of<Order::row, float>(count)(p + i * kScoreStride, kScoreStride, b.data + c / kPanel * b.panel,
-                                          b.stride, terms, out + i * out_stride + c, out_stride, kPanel,
-                                          Start::sum, nullptr);
+        tile_of<Order::row, Single, float>(count)(
+            p + i * kScoreStride, kScoreStride, b.data + c / kPanel * b.panel, b.stride, terms,
+            out + i * out_stride + c, out_stride, kPanel, Start::sum, nullptr);
     }
   }
   template <typename First>
@@ -98,7 +98,7 @@ struct VectorProducts {
       const int64_t count = smaller(columns - j, kRows), skip = first(j);
       if (skip >= rows) break;
       for (int64_t c = 0; c < head; c += kPanel)
-        tile_of<Order::column, float>(count)(
+        tile_of<Order::column, Single, float>(count)(
             p + skip * kScoreStride + j, kScoreStride, b.data + c / kPanel * b.panel + skip * b.stride,
             b.stride, rows - skip, out + j * out_stride + c, out_stride, kPanel, Start::sum, nullptr);
     }
@@ -207,6 +207,94 @@ struct TileProducts {
 
 template <typename T>
 using Products = std::conditional_t<std::is_same_v<T, bf16>, TileProducts, VectorProducts<T>>;
+#elif defined(HET_DOT_PRODUCT)
+
+struct PairProducts {
+  static constexpr int kQueries = 8 * kRows;
+  static constexpr int kBlock = kRows;
+  struct State {};
+
+  // As of VectorProducts, in words of two terms (gemm_tile.h).
+  struct Left {
+    const float* data;
+    int64_t stride;
+  };
+  struct Right {
+    const float* data;
+    int64_t panel, stride;
+    Right from_panel(int64_t j) const { return {data + j * panel, panel, stride}; }
+    Right from_row(int64_t p) const { return {data + p / 2 * stride, panel, stride}; }
+  };
+
+  static int64_t words_of(int64_t terms) { return blocks_of(terms, 2); }
+  static int64_t left_floats(int64_t rows, int64_t head) { return rows * row_stride(head); }
+  static int64_t right_floats(int64_t terms, int64_t columns) { return words_of(terms) * padded(columns); }
+  static constexpr int64_t kScratchFloats = kQueries / 2 * kScoreStride;
+  static int64_t covered(int64_t columns) { return columns; }
+
+  static Right transposed(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    const int64_t words = words_of(head);
+    for (int64_t j = 0; j < tokens; j += kPanel)
+      pack_pair_panel(from + j * stride, 1, stride, head, smaller(tokens - j, kPanel), space + j * words);
+    return {space, kPanel * words, kPanel};
+  }
+  static Right straight(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    const int64_t words = words_of(tokens);
+    for (int64_t c = 0; c < head; c += kPanel)
+      pack_pair_panel(from + c, stride, 1, tokens, smaller(head - c, kPanel), space + c * words);
+    return {space, kPanel * words, kPanel};
+  }
+  static Left rows_of(const bf16* from, int64_t stride, int64_t tokens, int64_t head, float* space) {
+    for (int64_t i = 0; i < tokens; ++i) pack_pair_row(from + i * stride, head, space + i * row_stride(head));
+    return {space, row_stride(head)};
+  }
+
+  template <typename Limit>
+  static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
+                            const Limit& limit) {
+    for (int64_t i = 0; i < rows; i += kRows) {
+      const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
+      for (int64_t j = 0; j < columns; j += kPanel)
+        tile_of<Order::row, Pair, float>(count)(
+            a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel, b.stride, words_of(head),
+            scores + i * kScoreStride + j, kScoreStride, kPanel, Start::zero, nullptr);
+    }
+  }
+  template <typename Limit>
+  static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
+                              int64_t out_stride, const Limit& limit, float* scratch) {
+    constexpr int64_t kStride = kKeys / 2 + 16;
+    for (int64_t i = 0; i < rows; i += kRows) {
+      const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
+      for (int64_t r = 0; r < count; ++r)
+        pack_pair_row(p + (i + r) * kScoreStride, terms, scratch + r * kStride);
+      for (int64_t c = 0; c < head; c += kPanel)
+        tile_of<Order::row, Pair, float>(count)(scratch, kStride, b.data + c / kPanel * b.panel, b.stride,
+                                                words_of(terms), out + i * out_stride + c, out_stride, kPanel,
+                                                Start::sum, nullptr);
+    }
+  }
+  template <typename First>
+  static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
+                                 float* out, int64_t out_stride, const First& first, float* scratch) {
+    pack_pair_lines(p, kScoreStride, rows, columns, scratch, kScoreStride);
+    for (int64_t j = 0; j < columns; j += kRows) {
+      const int64_t count = smaller(columns - j, kRows), skip = first(j) / 2;
+      if (skip >= words_of(rows)) break;
+      for (int64_t c = 0; c < head; c += kPanel)
+        tile_of<Order::column, Pair, float>(count)(scratch + skip * kScoreStride + j, kScoreStride,
+                                                   b.data + c / kPanel * b.panel + skip * b.stride, b.stride,
+                                                   words_of(rows) - skip, out + j * out_stride + c,
+                                                   out_stride, kPanel, Start::sum, nullptr);
+    }
+  }
+
+ private:
+  static int64_t row_stride(int64_t head) { return rounded(words_of(head), 16) + 16; }
+};
+
+template <typename T>
+using Products = std::conditional_t<std::is_same_v<T, bf16>, PairProducts, VectorProducts<T>>;
 #else
 template <typename T>
 using Products = VectorProducts<T>;

@@ -46,8 +46,8 @@ bool supported(std::string_view set) {
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
   if (set == "v4") return v4;
-  const bool v4_bf16 = v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512fp16");
-  if (set == "v4_bf16") return v4_bf16;
+  const bool v4_bf16 = v4 && __builtin_cpu_supports("avx512bf16");
+  if (set == "v4_bf16" || set == "v4_dot") return v4_bf16;
   if (set == "v4_amx")
     return v4_bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
            grants_tiles();

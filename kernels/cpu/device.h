@@ -11,13 +11,14 @@
 
 namespace het {
 
-// The sets that were compiled in and that this processor can run, best first.
+// The sets that were compiled in and that this processor can run, best first; which of the first ones
+// multiplies fastest is measured (processor.h).
 std::vector<std::string> cpu_instruction_sets();
 
-// The set for devices that ask for none: what HETRUN_INSTRUCTION_SET says, else the best.
+// The set for devices that ask for none: what HETRUN_INSTRUCTION_SET says, else the first.
 std::string cpu_instruction_set();
 
-// Kernels for the named instruction set ("generic", "v3", "v4", "v4_bf16", "v4_amx"), or for
+// Kernels for the named instruction set ("generic", "v3", "v4", "v4_bf16", "v4_dot", "v4_amx"), or for
 // cpu_instruction_set() when the name is empty. `sharing` processes share the machine's memory evenly. Throws
 // Error(usage) for an unknown name, Error(environment) for a set that the processor lacks.
 std::shared_ptr<Device> make_cpu_device(std::string_view instruction_set = {}, int sharing = 1);

@@ -1,6 +1,7 @@
 // The blocked product of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008): B
 // is packed in panels as wide as a register tile, A in blocks that stay in the second-level cache, and a tile
-// of C is kept in registers over a block of k.
+// of C is kept in registers over a block of k. Depths, strides of packed operands and blocks of k are in
+// words (gemm_tile.h).
 #include "kernels/cpu/gemm.h"
 
 #include "core/base/parallel.h"
@@ -9,7 +10,7 @@
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int kDepth = 512;              // k of one block
+constexpr int kDepth = 512;              // words of k of one block
 constexpr int kBlockRows = 20 * kRows;   // rows of A at a time: 480 KiB that stay in the second-level cache
 constexpr int kRowStride = kDepth + 16;  // of packed A: off the power of two, for the cache's sets
 constexpr int kColumnStride = kBlockRows + 32;       // of packed A when its columns are adjacent
@@ -26,13 +27,61 @@ constexpr int64_t kBlockFloats = int64_t{kBlockRows} * kRowStride > int64_t{kDep
 
 // ---- packing ----
 
-// Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i]).
-template <typename T>
-void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t depth, float* to) {
-  if (s.a_col == 1)
-    for (int64_t i = 0; i < rows; ++i) copy_row(a + i * s.a_row, depth, to + i * kRowStride);
+// body(the kind of word)
+template <typename Body>
+HET_INLINE void with_word([[maybe_unused]] bool pairs, const Body& body) {
+#if defined(HET_DOT_PRODUCT)
+  if (pairs) return body(Pair{});
+#endif
+  body(Single{});
+}
+
+// body(an element of an operand that is packed in such words)
+template <typename Word, typename Body>
+HET_INLINE void with_operand(DType dtype, const Body& body) {
+  if constexpr (Word::kTerms == 1)
+    with_type(dtype, body);
+  else if (dtype == DType::f32)
+    body(float{});
   else
-    for (int64_t p = 0; p < depth; ++p) copy_row(a + p * s.a_col, rows, to + p * kColumnStride);
+    body(bf16{});
+}
+
+// Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i]).
+template <typename Word, typename T>
+void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t terms, float* to) {
+  if constexpr (Word::kTerms == 1) {
+    if (s.a_col == 1)
+      for (int64_t i = 0; i < rows; ++i) copy_row(a + i * s.a_row, terms, to + i * kRowStride);
+    else
+      for (int64_t p = 0; p < terms; ++p) copy_row(a + p * s.a_col, rows, to + p * kColumnStride);
+  }
+#if defined(HET_DOT_PRODUCT)
+  if constexpr (Word::kTerms == 2) {
+    if (s.a_col == 1)
+      for (int64_t i = 0; i < rows; ++i) pack_pair_row(a + i * s.a_row, terms, to + i * kRowStride);
+    else
+      pack_pair_lines(a, s.a_col, terms, rows, to, kColumnStride);
+  }
+#endif
+}
+
+template <typename Word, typename T>
+void pack_b_panel(const T* b, const GemmShape& s, int64_t columns, float* to) {
+  if constexpr (Word::kTerms == 1) pack_panel(b, s.b_row, s.b_col, s.k, columns, to);
+#if defined(HET_DOT_PRODUCT)
+  if constexpr (Word::kTerms == 2) pack_pair_panel(b, s.b_row, s.b_col, s.k, columns, to);
+#endif
+}
+
+// Whether A and B are packed in pairs: bf16, or one of both f32, which is rounded then.
+bool takes_pairs([[maybe_unused]] const GemmShape& s) {
+#if defined(HET_DOT_PRODUCT)
+  const auto fits = [](DType type) { return type == DType::bf16 || type == DType::f32; };
+  return fits(s.a_type) && fits(s.b_type) && (s.a_type == DType::bf16 || s.b_type == DType::bf16);
+#else
+  return false;
+#endif
 }
 
 // An operand as the tiles read it. Left: see Order. Right: row p of panel j at data + j * panel + p * stride.
@@ -47,7 +96,7 @@ struct Right {
 };
 
 // C[rows, panels of columns] of one block of A.
-template <typename T>
+template <typename Word, typename T>
 void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t depth, T* c, int64_t c_row,
            Start start, const float* bias) {
   const int64_t tiles = blocks_of(rows, kRows);
@@ -57,8 +106,8 @@ void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t
     for (int64_t t = 0; t < tiles; ++t) {
       const Range share = share_of(rows, tiles, t);
       const int64_t count = share.end - share.begin;
-      const auto run =
-          a.order == Order::row ? tile_of<Order::row, T>(count) : tile_of<Order::column, T>(count);
+      const auto run = a.order == Order::row ? tile_of<Order::row, Word, T>(count)
+                                             : tile_of<Order::column, Word, T>(count);
       run(a.data + share.begin * (a.order == Order::row ? a.stride : 1), a.stride, panel, b.stride, depth,
           c + share.begin * c_row + j, c_row, width, start, bias == nullptr ? nullptr : bias + j);
     }
@@ -86,24 +135,32 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
     return;
   }
 #endif
+  pairs_ = takes_pairs(s);
+  words_ = pairs_ ? blocks_of(s.k, 2) : s.k;
   parts_ = s.threads();
   split_rows_ = s.m >= parts_ * int64_t{kRows} || s.n < parts_ * int64_t{kPanel};
-  a_in_place_ = s.a_type == DType::f32 && s.n <= kInPlace &&
-                (s.a_col == 1 ? !crowds_cache(s.a_row, 4096)
-                              : s.a_col <= kInPlaceStride && !crowds_cache(s.a_col, 2048));
-  b_in_place_ = s.b_type == DType::f32 && s.b_col == 1 && s.b_row <= kInPlaceStride && s.m <= kInPlace;
-  const bool narrow = s.c_type != DType::f32 && s.k > kDepth;
+  if (pairs_)
+    a_in_place_ = s.a_type == DType::bf16 && s.n <= kInPlace && s.a_col == 1 && s.a_row % 2 == 0 &&
+                  s.k % 2 == 0 && !crowds_cache(s.a_row / 2, 4096);
+  else
+    a_in_place_ = s.a_type == DType::f32 && s.n <= kInPlace &&
+                  (s.a_col == 1 ? !crowds_cache(s.a_row, 4096)
+                                : s.a_col <= kInPlaceStride && !crowds_cache(s.a_col, 2048));
+  b_in_place_ =
+      !pairs_ && s.b_type == DType::f32 && s.b_col == 1 && s.b_row <= kInPlaceStride && s.m <= kInPlace;
+  const bool narrow = s.c_type != DType::f32 && words_ > kDepth;
   if (b_in_place_) {
     columns_ = s.n;
     packed_bytes_ = s.n % kPanel == 0 ? 0 : 4 * kPanel * s.k * parts_;  // the last, narrow panel
   } else {
-    columns_ = smaller(rounded(s.n, kPanel), rounded(kPackedBytes / (4 * (s.k > 0 ? s.k : 1)) + 1, kPanel));
+    columns_ =
+        smaller(rounded(s.n, kPanel), rounded(kPackedBytes / (4 * (words_ > 0 ? words_ : 1)) + 1, kPanel));
     if (narrow) columns_ = smaller(columns_, kScratchColumns);
     // Packing all of a small B in every thread is cheaper than waiting for each other's parts and fetching
     // them.
     const int64_t most = parts_ > 1 && split_rows_ ? kOwnCopies : kPackedBytes;
-    shared_b_ = split_rows_ && 4 * columns_ * s.k > most;
-    packed_bytes_ = 4 * columns_ * s.k * (shared_b_ || !split_rows_ ? 1 : parts_);
+    shared_b_ = split_rows_ && 4 * columns_ * words_ > most;
+    packed_bytes_ = 4 * columns_ * words_ * (shared_b_ || !split_rows_ ? 1 : parts_);
   }
   part_bytes_ =
       4 * ((a_in_place_ ? 0 : kBlockFloats) + (narrow ? kBlockRows * rounded(columns_, kPanel) : 0));
@@ -125,29 +182,35 @@ void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::by
       parallel_parts(parts_, [&](int64_t part) {
         pack_b(b, first, share_of(blocks_of(columns, kPanel), parts_, part), columns, packed);
       });
-    parallel_parts(parts_, [&](int64_t part) { multiply(a, b, c, bias, first, columns, packed, own, part); });
+    with_word(pairs_, [&]<typename Word>(Word) {
+      parallel_parts(parts_,
+                     [&](int64_t part) { multiply<Word>(a, b, c, bias, first, columns, packed, own, part); });
+    });
   }
 }
 
 // Some panels of columns [first, first + columns).
 void Gemm::pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const {
   const GemmShape& s = shape_;
-  with_type(s.b_type, [&](auto type) {
-    const auto* from = reinterpret_cast<const decltype(type)*>(element(b, s.b_type, first * s.b_col));
-    for (int64_t j = share.begin; j < share.end; ++j)
-      pack_panel(from + j * kPanel * s.b_col, s.b_row, s.b_col, s.k, smaller(columns - j * kPanel, kPanel),
-                 packed + j * kPanel * s.k);
+  with_word(pairs_, [&]<typename Word>(Word) {
+    with_operand<Word>(s.b_type, [&](auto type) {
+      const auto* from = reinterpret_cast<const decltype(type)*>(element(b, s.b_type, first * s.b_col));
+      for (int64_t j = share.begin; j < share.end; ++j)
+        pack_b_panel<Word>(from + j * kPanel * s.b_col, s, smaller(columns - j * kPanel, kPanel),
+                           packed + j * kPanel * words_);
+    });
   });
 }
 
 // One thread's share of columns [first, first + columns) of C.
+template <typename Word>
 void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
                     const float* packed, std::byte* own, int64_t part) const {
   const GemmShape& s = shape_;
   auto* packed_a = reinterpret_cast<float*>(own + part * part_bytes_);
   float* scratch = packed_a + (a_in_place_ ? 0 : kBlockFloats);
   const int64_t scratch_row = rounded(columns_, kPanel);
-  const bool narrow = s.c_type != DType::f32 && s.k > kDepth;
+  const bool narrow = s.c_type != DType::f32 && words_ > kDepth;
   const int64_t panels = blocks_of(columns, kPanel);
   const Range rows = split_rows_ ? share_of(s.m, parts_, part) : Range{0, s.m};
   const Range mine = split_rows_ ? Range{0, panels} : share_of(panels, parts_, part);
@@ -155,7 +218,7 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
   if (width <= 0 || rows.begin == rows.end) return;
 
   const bool copy = split_rows_ && !shared_b_ && !b_in_place_;
-  float* panel_data = const_cast<float*>(packed) + (copy ? part * columns_ * s.k : 0);
+  float* panel_data = const_cast<float*>(packed) + (copy ? part * columns_ * words_ : 0);
   if (!shared_b_ && !b_in_place_) pack_b(b, first, mine, columns, panel_data);
 
   // In place, panels that are whole are read from B itself, and a narrow last one from a packed copy.
@@ -166,33 +229,34 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
 
   // Blocks of equal size: a short last one would run at the edge's speed.
   const int64_t row_blocks = blocks_of(rows.end - rows.begin, kBlockRows);
-  const int64_t depth_blocks = s.k == 0 ? 1 : blocks_of(s.k, kDepth);
+  const int64_t depth_blocks = s.k == 0 ? 1 : blocks_of(words_, kDepth);
   for (int64_t at = 0; at < row_blocks; ++at) {
     const Range share = share_of(rows.end - rows.begin, row_blocks, at);
     const int64_t i = rows.begin + share.begin, count = share.end - share.begin;
     const int64_t corner = i * s.c_row + first + left;
     for (int64_t d = 0; d < depth_blocks; ++d) {
-      const Range terms = share_of(s.k, depth_blocks, d);
-      const int64_t p = terms.begin, depth = terms.end - terms.begin;
+      const Range words = share_of(words_, depth_blocks, d);
+      const int64_t p = words.begin, depth = words.end - words.begin;
+      const int64_t term = p * Word::kTerms, terms = smaller(words.end * Word::kTerms, s.k) - term;
+      const std::byte* corner_of_a = element(a, s.a_type, i * s.a_row + term * s.a_col);
       Left left_operand{packed_a, s.a_col == 1 ? kRowStride : kColumnStride,
                         s.a_col == 1 ? Order::row : Order::column};
       if (a_in_place_) {
-        left_operand.data = static_cast<const float*>(a) + i * s.a_row + p * s.a_col;
-        left_operand.stride = s.a_col == 1 ? s.a_row : s.a_col;
+        left_operand.data = reinterpret_cast<const float*>(corner_of_a);
+        left_operand.stride = s.a_col == 1 ? s.a_row / Word::kTerms : s.a_col;
       } else {
-        with_type(s.a_type, [&](auto type) {
-          pack_a(reinterpret_cast<const decltype(type)*>(element(a, s.a_type, i * s.a_row + p * s.a_col)), s,
-                 count, depth, packed_a);
+        with_operand<Word>(s.a_type, [&](auto type) {
+          pack_a<Word>(reinterpret_cast<const decltype(type)*>(corner_of_a), s, count, terms, packed_a);
         });
       }
       const Start start = p > 0 || s.add ? Start::sum : bias != nullptr ? Start::bias : Start::zero;
       const auto make = [&](auto* to, int64_t to_row) {
         const auto part_of = [&](const Right& right, int64_t from, int64_t size) {
-          block(left_operand, right, count, size, depth, to + from, to_row, start,
-                bias == nullptr ? nullptr : bias + first + left + from);
+          block<Word>(left_operand, right, count, size, depth, to + from, to_row, start,
+                      bias == nullptr ? nullptr : bias + first + left + from);
         };
         if (!b_in_place_) {
-          part_of({panel_data + left * s.k + p * kPanel, kPanel * s.k, kPanel}, 0, width);
+          part_of({panel_data + left * words_ + p * kPanel, kPanel * words_, kPanel}, 0, width);
           return;
         }
         const float* from = static_cast<const float*>(b) + p * s.b_row + first + left;

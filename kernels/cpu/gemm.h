@@ -1,10 +1,9 @@
 // Matrix products C (+)= A B for the processor: operands in f32, bf16 or f16, sums in f32.
 //
-// Without matrix units narrow operands are widened to f32 while they are packed, because such processors do
-// f32 multiply-adds at least as fast as their bf16 dot products (half the rate on a machine of
-// tests/bench/README.md). Operands in f32 are read where they lie when packing would cost more than it saves.
-// With matrix units (amx.h) bf16 is multiplied there; so is f32 by bf16, the f32 rounded to bf16 first. f32
-// by f32, and what is too small for a block of tiles, stay on vectors.
+// Narrow operands are widened to f32 while they are packed, unless the instruction set has something faster:
+// dot products of bf16, or matrix units (amx.h), on which bf16 is multiplied, and f32 by bf16, the f32
+// rounded to bf16 first. f32 by f32, and what is too small for a block of tiles, stay on vectors of f32.
+// Operands are read where they lie when packing would cost more than it saves.
 //
 // A Gemm is prepared once for its sizes and strides; run() allocates nothing.
 #pragma once
@@ -73,6 +72,7 @@ class Gemm {
  private:
   void run_few_rows(const void* a, const void* b, void* c, const float* bias) const;
   void pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const;
+  template <typename Word>
   void multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
                 const float* packed, std::byte* own, int64_t part) const;
 
@@ -80,6 +80,8 @@ class Gemm {
   std::optional<TileProduct> tiles_;
 #endif
   GemmShape shape_;
+  bool pairs_ = false;      // operands are packed in pairs of bf16
+  int64_t words_ = 0;       // of k
   int parts_ = 1;           // threads
   bool split_rows_ = true;  // threads share out rows of C, else columns
   bool few_rows_ = false;   // too few rows to pay for packing B

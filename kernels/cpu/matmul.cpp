@@ -12,7 +12,7 @@ namespace {
 std::unique_ptr<Kernel> activated(const KernelRequest& request, std::unique_ptr<Kernel> product) {
   if (!is_activated(request)) return product;
   const ActivationCall call(request);
-  return with_activation(request, std::move(product), prepare_elementwise(call.request()));
+  return with_activation(request, std::move(product), HET_VECTOR_ISA::prepare_elementwise(call.request()));
 }
 
 // y[..., out] = x[..., in] weight[out, in]^T + bias

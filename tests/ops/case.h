@@ -63,8 +63,8 @@ struct Case {
   uint32_t through = 1;
   bool gradient = true;  // check it, when the operator has one
   std::vector<DType> dtypes = {DType::f32, DType::bf16, DType::f16};
-  // Bit o: GPUs, and processors with matrix units, round to T what result o, which is f32, is a product of.
-  // There the tolerance of T holds.
+  // Bit o: GPUs, and processors that multiply bf16 (matrix units, dot products), round to T what result o,
+  // which is f32, is a product of. There the tolerance of T holds.
   uint32_t rounded = 0;
 
   Case rounding(uint32_t results) const;  // this case with `rounded` set

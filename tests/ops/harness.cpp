@@ -215,7 +215,8 @@ double tolerance_for(const Tolerance& tolerance, DType dtype) {
 // Of one result of the case in `dtype`.
 Tolerance tolerance_on(const Device& device, const Case& test, size_t result, DType dtype) {
   Tolerance tolerance = test.tolerance;
-  const bool rounds = device.name() == "cuda" || (device.model() == "cpu v4_amx" && dtype == DType::bf16);
+  const bool multiplies_bf16 = device.model() == "cpu v4_amx" || device.model() == "cpu v4_dot";
+  const bool rounds = device.name() == "cuda" || (multiplies_bf16 && dtype == DType::bf16);
   if (rounds && ((test.rounded >> result) & 1) != 0) tolerance.f32 = tolerance_for(tolerance, dtype);
   return tolerance;
 }
