@@ -13,6 +13,7 @@
 #include "core/program/busy.h"
 #include "core/run/control.h"
 #include "core/run/run_member.h"
+#include "kernels/cpu/processor.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
 #include "planner/lower/lower.h"
@@ -88,9 +89,9 @@ double best_seconds(Executor& executor, int runs) {
 
 bool is_gpu(const Device& device) { return device.name() == "cuda"; }
 
-// Peak of the device's matrix product in FLOP/s: the best of several products of [n, n] by [n, n]. A GPU gets
-// larger ones, and several in a step: waiting for the end of a step takes it longer than a small product.
-double device_peak(DeviceHandle& handle, DType dtype) {
+// The device's matrix product in FLOP/s: the best of several products of [n, n] by [n, n]. A GPU gets larger
+// ones, and several in a step: waiting for the end of a step takes it longer than a small product.
+double device_product(DeviceHandle& handle, DType dtype) {
   const OpDef& linear = op_named("linear");
   const int64_t size = is_gpu(*handle) ? 8192 : 2048;
   const int products = is_gpu(*handle) ? 8 : 1;
@@ -108,6 +109,20 @@ double device_peak(DeviceHandle& handle, DType dtype) {
   executor.write("w", initial_tensor("w", type, initial, 0));
   const auto n = static_cast<double>(size);
   return 2.0 * products * n * n * n / best_seconds(executor, kRuns);
+}
+
+// device:peak_flops(dtype) -> FLOP/s that utilisation is measured against, and how they were found: of a
+// processor the fastest instruction on registers alone, of other devices a large matrix product.
+int device_peak(lua_State* L) {
+  auto& handle = check_object<DeviceHandle>(L, 1);
+  const DType dtype = Convert<DType>::get(L, 2);
+  if (handle != host_of(L).cpu) {
+    Convert<double>::push(L, device_product(handle, dtype));
+    return 1 + Convert<std::string>::push(L, "matrix product");
+  }
+  const CpuPeak peak = measure_cpu_peak(dtype);
+  Convert<double>::push(L, peak.flops);
+  return 1 + Convert<std::string>::push(L, "registers, " + peak.instruction);
 }
 
 // Bytes a second that the device reads and writes together: the best of several copies.
@@ -642,11 +657,12 @@ int beyond_megatron(lua_State* L) {
 }  // namespace
 
 void add_program(lua_State* L) {
-  make_class<DeviceHandle>(L,
-                           {bind<&device_peak>("peak_flops"), bind<&device_bandwidth>("bandwidth"),
-                            bind<&device_pace_lost>("pace_lost"), bind<&device_available>("available_bytes"),
-                            bind<&device_to_string>("__tostring")},
-                           &device_index);
+  make_class<DeviceHandle>(
+      L,
+      {bind<&device_peak>("peak_flops"), bind<&device_product>("product_flops"),
+       bind<&device_bandwidth>("bandwidth"), bind<&device_pace_lost>("pace_lost"),
+       bind<&device_available>("available_bytes"), bind<&device_to_string>("__tostring")},
+      &device_index);
   make_class<StateHandle>(
       L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),

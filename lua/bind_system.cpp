@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include <sys/ioctl.h>
@@ -21,7 +20,9 @@
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "kernels/cpu/device.h"
+#include "kernels/cpu/processor.h"
 #include "lua/interrupt.h"
+#include "lua/kernel_choice.h"
 #include "lua/launch.h"
 #include "lua/objects.h"
 
@@ -62,23 +63,42 @@ int terminal_width() {
 }
 
 std::string executable() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
-// A model name of the processor, for reports.
-std::string processor() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name")) {
-      const size_t colon = line.find(':');
-      if (colon != std::string::npos) return line.substr(line.find_first_not_of(" \t", colon + 1));
-    }
-  return "unknown processor";
+std::string processor() { return processor_name(); }
+
+// The instruction set of the processor's kernels.
+std::string used_set(lua_State* L) {
+  const std::string model = host_of(L).cpu->model();  // "cpu v4"
+  return model.substr(model.find(' ') + 1);
 }
 
 // Of the processor's kernels: the instruction set in use, then the others that it can run, best first.
-std::vector<std::string> instruction_sets() {
+int instruction_sets(lua_State* L) {
   std::vector<std::string> sets = cpu_instruction_sets();
-  const auto used = std::ranges::find(sets, cpu_instruction_set());
+  const auto used = std::ranges::find(sets, used_set(L));
   if (used != sets.end()) std::rotate(sets.begin(), used, used + 1);
-  return sets;
+  return Convert<std::vector<std::string>>::push(L, sets);
+}
+
+// native.product_speeds() -> list of {set, flops: list}, measured now, in the order of classes; classes:
+// list; the set that the next start uses. Empty lists where nothing is to be chosen.
+int product_speeds(lua_State* L) {
+  const std::vector<ProductSpeed> speeds = remeasure_products();
+  lua_newtable(L);
+  for (size_t i = 0; i < speeds.size(); ++i) {
+    lua_newtable(L);
+    set_field(L, "set", speeds[i].set);
+    Convert<std::vector<double>>::push(L, speeds[i].flops);
+    lua_setfield(L, -2, "flops");
+    lua_rawseti(L, -2, static_cast<int>(i) + 1);
+  }
+  lua_newtable(L);
+  int count = 0;
+  for (const std::string_view name : product_classes()) {
+    Convert<std::string>::push(L, std::string(name));
+    lua_rawseti(L, -2, ++count);
+  }
+  Convert<std::string>::push(L, fastest_set(speeds));
+  return 3;
 }
 
 std::string version() { return HET_VERSION; }
@@ -158,6 +178,7 @@ void add_system(lua_State* L) {
                  bind<&executable>("executable"),
                  bind<&processor>("processor"),
                  bind<&instruction_sets>("instruction_sets"),
+                 bind<&product_speeds>("product_speeds"),
                  bind<&version>("version"),
                  bind<&interrupted>("interrupted"),
                  bind<&kill_self>("kill_self"),

@@ -10,6 +10,7 @@
 #include "kernels/cpu/device.h"
 #include "kernels/reference/device.h"
 #include "lua/interrupt.h"
+#include "lua/kernel_choice.h"
 
 namespace het::lua {
 namespace {
@@ -104,7 +105,7 @@ void call(lua_State* L, int arguments, int results) {
 State::State(const Settings& settings, Gpus gpus) {
   host_.gpus = std::move(gpus);
   if (settings.threads > 0) set_thread_count(settings.threads);
-  host_.cpu = make_cpu_device({}, ranks_here());
+  host_.cpu = make_cpu_device(chosen_instruction_set(), ranks_here());
   host_.reference = make_reference_device();
   host_.eager = std::make_unique<Eager>(host_.cpu);
 

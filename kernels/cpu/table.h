@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "core/device/device.h"
+#include "kernels/cpu/registers.h"
 
 namespace het::cpu {
 
 struct InstructionSet {
   std::string_view name;
   std::vector<std::vector<KernelEntry> (*)()> families;
+  std::vector<RegisterLoop> (*register_loops)();
 };
 
 // Best first; the last runs everywhere.

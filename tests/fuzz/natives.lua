@@ -30,7 +30,7 @@ local skipped = {
   control = "needs a cluster", attach = "connects to runs", sleep = "waits", let_interrupts_end = "changes what signals do",
   watch_for_notices = "asks the cloud", end_notices = "changes what signals do",
   confine = "takes rights from the process", limit_memory = "takes memory from it", limit_prompt = "limits io.open",
-  open_file = "makes and empties files", cache_write = "writes files", write_control = "moves the cursor",
+  open_file = "makes and empties files", cache_write = "writes files", product_speeds = "measures, and writes files", write_control = "moves the cursor",
   kill_self = "ends the process", terminate_self = "ends the process", say_left = "speaks to the launcher", bring_back = "speaks to the launcher", wait_for_file = "waits", be_silent = "sends the output nowhere", resolve = "asks the file system", read_text = "may read endless files", executable = "takes no arguments",
 }
 
@@ -429,7 +429,7 @@ local nearly_method = {
 }
 local skipped_methods = {
   data = "a pointer of the ffi", copy_to = "writes files", kill_at = "ends the process in the next run",
-  peak_flops = "measures for seconds", bandwidth = "measures for seconds",
+  peak_flops = "measures for seconds", product_flops = "measures for seconds", bandwidth = "measures for seconds",
 }
 
 -- --- the walk

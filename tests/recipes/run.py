@@ -641,8 +641,11 @@ class Peak(Case):
 class Commands(Case):
     def test_bench(self):
         result = self.result('bench', 'gpt-nano', '--steps', '2', '--precision', 'bf16')
-        for key in ('tokens_per_s', 'step_seconds', 'peak_gflops', 'mfu', 'peak_memory_bytes'):
+        for key in ('tokens_per_s', 'step_seconds', 'peak_gflops', 'product_gflops', 'product_fraction', 'mfu',
+                    'peak_memory_bytes'):
             self.assertGreater(result[key], 0, key)
+        self.assertRegex(result['peak_kind'], '^registers, ')
+        self.assertAlmostEqual(result['product_fraction'], result['product_gflops'] / result['peak_gflops'])
         self.assertIsNone(result['launch_gap'])   # the processor launches nothing
         self.hetrun('bench')
         self.assertIn("did you mean 'gpt-nano'", self.hetrun('bench', 'gpt-nanno', code=2).stderr)
@@ -658,6 +661,32 @@ class Commands(Case):
         done = self.hetrun('doctor')
         self.assertIn('GFLOP/s', done.stdout)
         self.assertIn('measuring cpu in f32 ...\n', done.stderr)   # it takes seconds
+        self.assertRegex(done.stdout, r'(?m)^cpu f32 +\d+ GFLOP/s \(registers, f32 multiply-add\); \d+ in a large matrix')
+        self.assertRegex(done.stdout, r'(?m)^cpu bf16 +\d+ GFLOP/s \(registers, (f32 multiply-add|bf16 [a-z ]+)\)')
+
+    def test_the_kernels_that_multiplied_fastest_are_used(self):
+        environment = {**os.environ, 'XDG_CACHE_HOME': str(self.folder)}
+        environment.pop('HETRUN_INSTRUCTION_SET', None)
+        file = self.folder / 'hetrun' / 'products.json'
+
+        def used(env):
+            return re.search(r'kernels for (\w+)', self.hetrun('doctor', env=env).stdout).group(1)
+
+        used(environment)
+        if not file.exists():
+            self.skipTest('this processor multiplies bf16 in one way alone')
+        known = json.loads(file.read_text())
+        (processor, speeds), = known.items()
+        self.assertGreater(len(speeds), 1)
+        for name in speeds:
+            file.write_text(json.dumps({processor: {n: [1e12 if n == name else 1e9] * len(s) for n, s in speeds.items()}}))
+            self.assertEqual(used(environment), name)
+            for other in speeds:
+                self.assertEqual(used({**environment, 'HETRUN_INSTRUCTION_SET': other}), other)
+        for damaged in ('{', '[]', json.dumps({processor: {name: [0] for name in speeds}})):
+            file.write_text(damaged)
+            self.assertIn(used(environment), speeds)
+            self.assertEqual(json.loads(file.read_text()).keys(), {processor})
 
 
 if __name__ == '__main__':

@@ -1,8 +1,9 @@
---- `hetrun bench NAME`: the speed of training on random tokens with random weights, measured as a share of the peak of
--- a matrix product in the same process at the same precision.
+--- `hetrun bench NAME`: the speed of training on random tokens with random weights, measured as a share of the
+-- machine's peak at the same precision, and that of a large matrix product in the same process beside it.
 local native = require "het.native"
 local errors = require "het.errors"
 local graphs = require "het.train.graphs"
+local machine = require "het.profile.peak"
 local nn = require "het.nn"
 local optim = require "het.optim"
 local suggest = require "het.language.suggest"
@@ -239,25 +240,29 @@ function bench.run(name, ...)
   write_inputs(executor, training, settings)
   local seconds = time_steps(executor, settings)
   if not seconds then return errors.exit_codes.interrupted end
-  local gpu = require("het.profile.peak").is_gpu(device_name)
+  local gpu = machine.is_gpu(device_name)
   local memory = gpu and executor:memory().total or native.memory_peak()   -- before the peak's own matrices
   local step_seconds = native.median(seconds)
   local gap = launch_gap(executor, step_seconds)
-  local peak = device:peak_flops(settings.precision)
+  local measured = machine.device_of(device_name ~= "" and device_name or "cpu")
+  local peak, peak_kind = machine.measure(measured, settings.precision)
+  local product = gpu and peak or native.device(measured):product_flops(settings.precision)
   local rate = settings.batch * settings.context / step_seconds
   local result = {
     benchmark = name, precision = settings.precision, batch = settings.batch, microbatch = settings.microbatch,
     context = settings.context, threads = native.threads(), processor = gpu and device.model or native.processor(),
     parameters = model:count(), tokens_per_s = rate, step_seconds = step_seconds, peak_gflops = peak / 1e9,
+    peak_kind = peak_kind, product_gflops = product / 1e9, product_fraction = product / peak,
     mfu = rate * model:training_flops(settings.context) / peak, peak_memory_bytes = memory,
     launch_gap = gap or native.null,
   }
   if native.settings.json then
     native.write("stdout", native.json_encode(result) .. "\n")
   else
-    native.write("stdout", ("%s, %s, batch %d of %d tokens: %s tokens/s, %.3f s a step, MFU %.1f %% of %.0f GFLOP/s, "
-      .. "%s%s\n"):format(name, settings.precision, settings.batch, settings.context, text.count(rate), step_seconds,
-        100 * result.mfu, result.peak_gflops, text.bytes(memory),
+    native.write("stdout", ("%s, %s, batch %d of %d tokens: %s tokens/s, %.3f s a step, MFU %.1f %% of %.0f GFLOP/s "
+      .. "(%s; a large product reaches %.0f %%), %s%s\n"):format(name, settings.precision, settings.batch,
+        settings.context, text.count(rate), step_seconds, 100 * result.mfu, result.peak_gflops, peak_kind,
+        100 * result.product_fraction, text.bytes(memory),
         gap and (", no kernel running for %.1f %% of a step"):format(100 * gap) or ""))
   end
   return 0

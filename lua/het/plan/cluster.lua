@@ -297,8 +297,8 @@ function cluster.here(count)
   if peak.is_gpu(device_name) then return gpus_here(count or math.max(1, native.gpus()), device_name) end
   count = count or 1
   local device = native.device "cpu"
-  local f32 = peak.measure("cpu", "f32") / count
-  local ok, bf16 = pcall(peak.measure, "cpu", "bf16")
+  local f32 = peak.measure("cpu", "f32", "product") / count
+  local ok, bf16 = pcall(peak.measure, "cpu", "bf16", "product")
   return here_with(count, cluster.measured_type("cpu", { f32 = f32, bf16 = ok and bf16 / count or 0,
     memory = device:available_bytes() / count, memory_bandwidth = device:bandwidth() / count, sharing = count }))
 end

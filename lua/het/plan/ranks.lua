@@ -4,14 +4,14 @@ local peak = require "het.profile.peak"
 
 local ranks = {}
 
--- What this process computes with while no other does: rates in FLOP/s and bytes/s, memory in bytes. Nil rates: not
--- measured yet.
+-- What this process computes with while no other does: rates of its matrix products in FLOP/s and of memory in bytes/s,
+-- memory in bytes. Nil rates: not measured yet.
 local function figures_of(device_name, measures)
   local device = native.device(device_name)
   local function rate_of(dtype)
-    local known = peak.known(device_name, dtype)
+    local known = peak.known(device_name, dtype, "product")
     if known or not measures then return known end
-    local ok, flops = pcall(peak.measure, device_name, dtype)
+    local ok, flops = pcall(peak.measure, device_name, dtype, "product")
     return ok and flops or nil
   end
   return { f32 = rate_of "f32", bf16 = rate_of "bf16", memory = device:available_bytes(),

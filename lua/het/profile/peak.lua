@@ -1,7 +1,9 @@
---- The machine's peak: FLOP/s of a large matrix product, which model FLOPs utilisation is measured against. Kept in the
--- user's cache folder for each dtype and GPU, or processor and number of threads. The first run measures it before its
--- first step. A measurement on a busy machine is too low, so that the greatest of several counts: three that lie at
--- least ten minutes apart, and one more after a run that did better than the peak.
+--- The machine's peak, which model FLOPs utilisation is measured against: FLOP/s of the processor's fastest instruction
+-- on registers alone, of a GPU those of a large matrix product. Beside it the FLOP/s of a large product by the kernels
+-- here, which plans count on. Kept in the user's cache folder for each dtype and GPU, or processor and number of
+-- threads. The first run measures the peak before its first step. A measurement on a busy machine is too low, so that
+-- the greatest of several counts: three that lie at least ten minutes apart, and one more after a run that did better
+-- than the peak.
 local native = require "het.native"
 
 local peak = {}
@@ -23,11 +25,16 @@ function peak.name_of(device)
   return ("%s, %s, %d threads"):format(native.processor(), model, native.threads())
 end
 
-local function key(device, dtype) return ("%s, %s"):format(peak.name_of(device), dtype) end
+-- A GPU's peak is its product. A processor's is that of the machine, whatever kernels it runs.
+local function key(device, dtype, what)
+  if peak.is_gpu(device) then return ("%s, %s"):format(peak.name_of(device), dtype) end
+  if what == "product" then return ("%s, %s, product"):format(peak.name_of(device), dtype) end
+  return ("%s, %d threads, %s, registers"):format(native.processor(), native.threads(), dtype)
+end
 
--- { flops, measured (how often), at (when last, seconds since 1970) }, or nil. What is no such entry is not there.
-local function entry_of(known, device, dtype)
-  local entry = known[key(device, dtype)]
+-- { flops, kind, measured (how often), at (when last, seconds since 1970) }, or nil. What is no such entry is absent.
+local function entry_of(known, device, dtype, what)
+  local entry = known[key(device, dtype, what)]
   local sound = type(entry) == "table" and type(entry.flops) == "number" and entry.flops > 0
     and type(entry.measured) == "number" and type(entry.at) == "number"
   return sound and entry or nil
@@ -37,8 +44,9 @@ end
 function peak.device_of(device) return device == "reference" and "cpu" or device end
 
 --- The peak if it was measured before, else nil.
-function peak.known(device, dtype)
-  local entry = entry_of(read(), device, dtype)
+-- @tparam[opt] string what "product": a large matrix product's instead
+function peak.known(device, dtype, what)
+  local entry = entry_of(read(), device, dtype, what)
   return entry and entry.flops
 end
 
@@ -50,15 +58,20 @@ function peak.due(device, dtype, reached)
   return entry.measured < measurements and math.abs(os.time() - entry.at) >= 60 * minutes_apart
 end
 
---- Measure it now; the cache keeps the greatest result. Failing to write the cache is no failure.
-function peak.measure(device, dtype)
-  local value = native.device(device):peak_flops(dtype)
+--- Measure it now; the cache keeps the greatest result. Failing to write the cache is no failure. Returns FLOP/s, and
+-- how they were found: "registers, bf16 dot product".
+-- @tparam[opt] string what "product": a large matrix product's instead
+function peak.measure(device, dtype, what)
+  local measured = native.device(device)
+  local value, kind
+  if what == "product" then value, kind = measured:product_flops(dtype), "matrix product"
+  else value, kind = measured:peak_flops(dtype) end
   local known = read()
-  local before = entry_of(known, device, dtype) or { flops = 0, measured = 0 }
-  local entry = { flops = math.max(value, before.flops), measured = before.measured + 1, at = os.time() }
-  known[key(device, dtype)] = entry
+  local before = entry_of(known, device, dtype, what) or { flops = 0, measured = 0 }
+  if before.flops > value then value, kind = before.flops, before.kind or kind end
+  known[key(device, dtype, what)] = { flops = value, kind = kind, measured = before.measured + 1, at = os.time() }
   pcall(native.cache_write, "peak.json", known)
-  return entry.flops
+  return value, kind
 end
 
 return peak

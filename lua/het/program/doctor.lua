@@ -7,9 +7,8 @@ local text = require "het.text"
 local doctor = {}
 
 -- A measurement takes seconds; announced apart from the report, which may be kept.
-local function measure(device, dtype)
+local function announce(device, dtype)
   if not native.settings.quiet then native.write("stderr", ("measuring %s in %s ...\n"):format(device, dtype)) end
-  return pcall(peak.measure, device, dtype)
 end
 
 local function say(name, words) native.write("stdout", ("%-12s %s\n"):format(name, words)) end
@@ -54,7 +53,8 @@ local function say_cuda()
   end
   if #gpus == 0 or not cublas then return end
   for _, dtype in ipairs { "f32", "bf16" } do
-    local ok, flops = measure("cuda", dtype)
+    announce("cuda", dtype)
+    local ok, flops = pcall(peak.measure, "cuda", dtype)
     say("cuda " .. dtype, ok and ("%.1f TFLOP/s in a large matrix product"):format(flops / 1e12)
       or (errors.describe(flops)))
   end
@@ -79,6 +79,35 @@ local function say_walls()
   for _, words in ipairs(missing) do say("", words) end
 end
 
+-- Which kernels are in use and why: what the sets that multiply bf16 differently reach, measured again.
+local function say_kernels()
+  local sets = native.instruction_sets()
+  local used = table.remove(sets, 1)
+  local speeds, classes, fastest = native.product_speeds()
+  local given = os.getenv "HETRUN_INSTRUCTION_SET" or ""
+  local why = ""
+  if given ~= "" then why = ", which HETRUN_INSTRUCTION_SET says"
+  elseif speeds[1] and used == fastest then why = ", by measurement"
+  elseif speeds[1] then why = (", and from the next start on for %s"):format(fastest) end
+  say("", ("kernels for %s%s%s"):format(used, why, (#sets == 0 or given ~= "") and ""
+    or ("; HETRUN_INSTRUCTION_SET can be %s"):format(table.concat(sets, ", "))))
+  for _, speed in ipairs(speeds) do
+    local reached = {}
+    for i, class in ipairs(classes) do reached[i] = ("%.0f (%s)"):format(speed.flops[i] / 1e9, class) end
+    say("", ("bf16 products with %s: %s GFLOP/s of one thread"):format(speed.set, table.concat(reached, ", ")))
+  end
+end
+
+-- The processor's peak, and what a large product of the kernels in use reaches of it.
+local function say_speed(dtype)
+  announce("cpu", dtype)
+  local ok, flops, kind = pcall(peak.measure, "cpu", dtype)
+  if not ok then return say("cpu " .. dtype, errors.describe(flops)) end
+  local product = peak.measure("cpu", dtype, "product")
+  say("cpu " .. dtype, ("%.0f GFLOP/s (%s); %.0f in a large matrix product, %.0f %%"):format(flops / 1e9, kind,
+    product / 1e9, 100 * product / flops))
+end
+
 --- Print the report; returns the exit code.
 function doctor.run()
   if native.settings.help then
@@ -88,15 +117,10 @@ function doctor.run()
   end
   say("hetrun", native.version())
   say("processor", ("%s, %d threads"):format(native.processor(), native.threads()))
-  local sets = native.instruction_sets()
-  local used = table.remove(sets, 1)
-  say("", ("kernels for %s%s"):format(used, #sets == 0 and "" or
-    ("; HETRUN_INSTRUCTION_SET can be %s"):format(table.concat(sets, ", "))))
+  say_kernels()
   say("memory", text.bytes(native.memory_available()) .. " available")
-  for _, dtype in ipairs { "f32", "bf16" } do
-    local ok, flops = measure("cpu", dtype)
-    say("cpu " .. dtype, ok and ("%.0f GFLOP/s in a large matrix product"):format(flops / 1e9) or tostring(flops))
-  end
+  say_speed "f32"
+  say_speed "bf16"
   say_walls()
   say_cuda()
   return 0

@@ -1,5 +1,6 @@
 // The CPU device: every instruction set that this processor can run gives the reference's results, on sizes
 // that leave ragged ends for the widest vectors. What an operator means is tested in tests/ops.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "core/program/eager.h"
 #include "core/tensor/tensor.h"
 #include "kernels/cpu/device.h"
+#include "kernels/cpu/processor.h"
 #include "kernels/reference/device.h"
 #include "tests/unit/io/scratch.h"
 
@@ -506,6 +508,50 @@ TEST_CASE("HETRUN_INSTRUCTION_SET chooses the kernels", "[cpu]") {
     ::setenv(kName, kept.c_str(), 1);
   else
     ::unsetenv(kName);
+}
+
+TEST_CASE("the processor's peak is that of one of its instructions", "[cpu]") {
+  const CpuPeak f32 = measure_cpu_peak(DType::f32);
+  CHECK(f32.instruction == "f32 multiply-add");
+  CHECK(f32.flops > 0);
+  CHECK(std::isfinite(f32.flops));
+  const std::vector<std::string> sets = cpu_instruction_sets();
+  const auto has = [&](const char* set) { return std::find(sets.begin(), sets.end(), set) != sets.end(); };
+  const std::string bf16 = measure_cpu_peak(DType::bf16).instruction;
+  INFO(bf16);
+  CHECK((bf16 == "f32 multiply-add" || (bf16 == "bf16 dot product" && has("v4_dot")) ||
+         (bf16 == "bf16 matrix units" && has("v4_amx"))));
+  CHECK(measure_cpu_peak(DType::f16).instruction == "f32 multiply-add");  // to which it is widened
+  CHECK_THROWS_WITH(measure_cpu_peak(DType::i32), Catch::Contains("not in i32"));
+}
+
+TEST_CASE("the instruction set that multiplies fastest is chosen, the plainest among equals", "[cpu]") {
+  CHECK(fastest_set({}).empty());
+  const auto fastest = [](double amx, double dot, double plain) {
+    return fastest_set(
+        std::vector<ProductSpeed>{{"amx", {amx, amx}}, {"dot", {dot, dot}}, {"plain", {plain, plain}}});
+  };
+  CHECK(fastest(1, 2, 1) == "dot");
+  CHECK(fastest(1, 1.05, 1) == "plain");
+  CHECK(fastest(9, 2, 1) == "amx");
+  CHECK(fastest(2.1, 2, 1) == "dot");
+  CHECK(fastest(1, 0.5, 1) == "plain");
+  // One class far behind costs more than another one gains.
+  CHECK(fastest_set(std::vector<ProductSpeed>{{"a", {0.1, 9}}, {"b", {1, 1}}}) == "b");
+}
+
+TEST_CASE("every set with another way to multiply is measured in every class", "[cpu]") {
+  const int threads = thread_count();
+  const std::vector<ProductSpeed> speeds = measure_product_speeds();
+  CHECK(thread_count() == threads);
+  REQUIRE(speeds.size() == product_sets().size());
+  CHECK(speeds.size() != 1);
+  for (size_t i = 0; i < speeds.size(); ++i) {
+    CHECK(speeds[i].set == product_sets()[i]);
+    REQUIRE(speeds[i].flops.size() == product_classes().size());
+    for (const double flops : speeds[i].flops) CHECK(flops > 0);
+  }
+  CHECK(fastest_set(speeds).empty() == speeds.empty());
 }
 
 TEST_CASE("an index outside the table is refused, not followed", "[cpu]") {
