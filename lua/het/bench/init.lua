@@ -79,6 +79,7 @@ local options = {
 local function names_of_benchmarks()
   local names = text.keys(models)
   names[#names + 1] = "kernels"
+  names[#names + 1] = "products"
   for name in pairs(scripts) do names[#names + 1] = name end
   return names
 end
@@ -131,6 +132,7 @@ local function list()
   end
   lines[#lines + 1] = ("  %-12s single kernels: attention beside a matrix product, others beside a copy (--precision)")
     :format "kernels"
+  lines[#lines + 1] = ("  %-12s matrix products of three models, shape by shape (--precision)"):format "products"
   for _, name in ipairs(text.keys(scripts)) do
     lines[#lines + 1] = ("  %-12s %s (--trials=N)"):format(name, scripts[name][2])
   end
@@ -212,6 +214,7 @@ function bench.run(name, ...)
   end
   if scripts[name] then return run_script(name, scripts[name]) end
   if name == "kernels" then return require("het.bench.kernels").run(parse { ... }) end
+  if name == "products" then return require("het.bench.products").run(parse { ... }) end
   local known = models[name]
   if not known then
     errors.usage("there is no benchmark '%s'%s", name, suggest.sentence(name, names_of_benchmarks()))

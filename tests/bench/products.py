@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Matrix products of training beside oneDNN's, which PyTorch's processor build contains: the shapes of GPT-2 124M,
+gpt_text and LLaMA 60M (`hetrun bench products`), forward with bias and GELU, input gradient, weight gradient and
+classifier, in both precisions.
+
+usage: products.py HETRUN [--rounds 3] [--threads N] [--precision f32,bf16] [--json]
+
+Run it with a Python that has torch. Both take turns on the same shapes with the same number of threads, and the ratio
+of a shape is the median over the rounds: hetrun's GFLOP/s over the library's, above 1 where hetrun is faster. One thing
+differs: hetrun's weight gradients are f32, the library's have the precision of the operands.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import time
+
+FLOPS = 4e10   # of a shape in one round, at least 5 and at most 400 runs: as `hetrun bench products` does
+
+
+def measure_hetrun(program, precision, threads):
+    done = subprocess.run([program, 'bench', 'products', f'--precision={precision}', f'--threads={threads}', '--json'],
+                          check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+def call_of(case, dtype):
+    """The library's call of one case."""
+    import torch
+    rows, features, out = case['rows'], case['features'], case['out']
+
+    def random(*shape):
+        return torch.randn(shape).to(dtype)
+    if case['kind'].startswith('forward'):
+        x, weight = random(rows, features), random(out, features)
+        bias = random(out) if case['bias'] else None
+        if case['kind'] == 'forward, gelu':
+            return lambda: torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias), approximate='tanh')
+        return lambda: torch.nn.functional.linear(x, weight, bias)
+    dy = random(rows, out)
+    if case['kind'] == 'input gradient':
+        weight, dx = random(out, features), torch.empty((rows, features), dtype=dtype)
+        return lambda: torch.mm(dy, weight, out=dx)
+    x, dweight = random(rows, features), torch.empty((out, features), dtype=dtype)
+    return lambda: torch.mm(dy.t(), x, out=dweight)
+
+
+def measure_library(cases, precision, threads):
+    """GFLOP/s of each case, the median of its runs."""
+    import torch
+    torch.set_num_threads(threads)
+    dtype = {'f32': torch.float32, 'bf16': torch.bfloat16}[precision]
+    reached = []
+    for case in cases:
+        flops = 2 * case['rows'] * case['features'] * case['out']
+        with torch.inference_mode():
+            call = call_of(case, dtype)
+            call()
+            seconds = []
+            for _ in range(max(5, min(400, int(FLOPS / flops)))):
+                start = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - start)
+        reached.append(flops / statistics.median(seconds) / 1e9)
+    return reached
+
+
+def compare(program, precision, threads, rounds):
+    """One row for each case: what both reached in each round."""
+    rows = []
+    for turn in range(rounds):
+        ours = measure_hetrun(program, precision, threads)
+        theirs = measure_library(ours['products'], precision, threads)
+        for i, (case, library) in enumerate(zip(ours['products'], theirs)):
+            if turn == 0:
+                rows.append({key: case[key] for key in ('model', 'layer', 'kind', 'rows', 'features', 'out')}
+                            | {'hetrun': [], 'library': []})
+            rows[i]['hetrun'].append(case['gflops'])
+            rows[i]['library'].append(library)
+    for row in rows:
+        row['ratio'] = statistics.median(own / other for own, other in zip(row['hetrun'], row['library']))
+        row['hetrun'], row['library'] = statistics.median(row['hetrun']), statistics.median(row['library'])
+    return {'precision': precision, 'device': ours['device'], 'processor': ours['processor'], 'threads': threads,
+            'products': rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('hetrun')
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--threads', type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument('--precision', default='f32,bf16')
+    parser.add_argument('--json', action='store_true')
+    options = parser.parse_args()
+    import torch
+    results = [compare(options.hetrun, precision, options.threads, options.rounds)
+               for precision in options.precision.split(',')]
+    if options.json:
+        print(json.dumps({'library': f'PyTorch {torch.__version__}', 'results': results}))
+        return
+    for result in results:
+        print(f"{result['precision']}, {result['processor']}, {result['threads']} threads, {result['device']}, "
+              f'PyTorch {torch.__version__}, medians of {options.rounds} rounds, load {os.getloadavg()[0]:.1f}')
+        print('| model | layer | product | m x k x n | hetrun | library | ratio |\n|---|---|---|---|---|---|---|')
+        for row in result['products']:
+            print(f"| {row['model']} | {row['layer']} | {row['kind']} | {row['rows']} x {row['features']} x {row['out']} | "
+                  f"{row['hetrun']:.0f} | {row['library']:.0f} | {row['ratio']:.2f} |")
+        print(f"least {min(row['ratio'] for row in result['products']):.2f}, "
+              f"median {statistics.median(row['ratio'] for row in result['products']):.2f}\n")
+
+
+if __name__ == '__main__':
+    main()
