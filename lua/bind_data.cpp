@@ -113,7 +113,10 @@ int json_write(lua_State* L) {  // path, value
   write_file(Convert<Path>::get(L, 1), json_file_at(L, 2));
   return 0;
 }
-int json_encode(lua_State* L) { return Convert<std::string>::push(L, dump(json_at(L, 1))); }
+int json_encode(lua_State* L) {  // value[, spaces of indentation: lines]
+  return Convert<std::string>::push(
+      L, dump(json_at(L, 1), Convert<std::optional<int>>::get(L, 2).value_or(-1)));
+}
 int json_decode(lua_State* L) {
   push_json(L, parse_json(Convert<std::string>::get(L, 1), "the text"));
   return 1;
@@ -162,6 +165,10 @@ int stored_joined(lua_State* L) {  // {stored tensors}: one below the other
   return Convert<StoredTensor>::push(L, StoredTensor::joined(parts));
 }
 StoredTensor stored_transposed(StoredTensor& stored) { return stored.transposed(); }
+StoredTensor stored_rows(StoredTensor& stored, int64_t first, int64_t count) { return stored.rows(first, count); }
+StoredTensor stored_reshaped(StoredTensor& stored, std::vector<int64_t> shape) {
+  return stored.reshaped(std::move(shape));
+}
 Tensor stored_read(StoredTensor& stored) { return stored.read(); }
 int stored_index(lua_State* L) {
   const auto& stored = check_object<StoredTensor>(L, 1);
@@ -191,8 +198,8 @@ std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
   return metadata;
 }
 
-// {{path =, tensors =, metadata =} or {path =, json =}}: they are written together beside what follows
-// (Saving).
+// {{path =, tensors =, metadata =}, {path =, json =} or {path =, text =}}: they are written together beside what
+// follows (Saving).
 int save_files(lua_State* L) {
   std::vector<SavedFile> files;
   const int count = list_size(L, 1);
@@ -204,7 +211,10 @@ int save_files(lua_State* L) {
     lua_getfield(L, file, "metadata");
     lua_getfield(L, file, "tensors");
     lua_getfield(L, file, "json");
-    if (lua_istable(L, file + 2))
+    const auto text = field<std::string>(L, file, "text");
+    if (text)
+      files.push_back({path, [path, text = *text] { write_file(path, text, true); }});
+    else if (lua_istable(L, file + 2))
       files.push_back({path, [path, tensors = tensors_at(L, file + 2), metadata = metadata_at(L, file + 1)] {
                          write_safetensors(path, tensors, metadata, true);
                        }});
@@ -426,7 +436,8 @@ void add_data(lua_State* L) {
   make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
-  make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_read>("read")},
+  make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),
+                          bind<&stored_reshaped>("reshaped"), bind<&stored_read>("read")},
                            &stored_index);
   set_functions(L, "native.",
                 {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),

@@ -51,6 +51,34 @@ StoredTensor StoredTensor::joined(const std::vector<StoredTensor>& parts) {
   return result;
 }
 
+StoredTensor StoredTensor::rows(int64_t first, int64_t count) const {
+  if (transposed_ || type_.shape.empty() || first < 0 || count < 0 || first > type_.shape[0] - count)
+    fail_usage("'{}': tensor '{}' is {}; it has no rows {} to {}", pieces_[0].file->mapped.path(),
+               pieces_[0].name, to_string(type_), first, first + count - 1);
+  StoredTensor result = *this;
+  const int64_t row = type_.shape[0] == 0 ? 0 : type_.bytes() / type_.shape[0];
+  result.type_.shape[0] = count;
+  result.pieces_.clear();
+  int64_t at = 0;  // bytes before the piece
+  for (const Piece& piece : pieces_) {
+    const int64_t begin = std::max(first * row, at), end = std::min((first + count) * row, at + piece.bytes);
+    if (begin < end || (result.pieces_.empty() && &piece == &pieces_.back()))
+      result.pieces_.push_back(
+          {piece.file, piece.name, piece.offset + std::max<int64_t>(begin - at, 0), std::max<int64_t>(end - begin, 0)});
+    at += piece.bytes;
+  }
+  return result;
+}
+
+StoredTensor StoredTensor::reshaped(Shape shape) const {
+  if (transposed_ || elements_of(shape) != elements_of(type_.shape))
+    fail_usage("'{}': tensor '{}' is {}; it cannot be taken as {}", pieces_[0].file->mapped.path(),
+               pieces_[0].name, to_string(type_), to_string(shape));
+  StoredTensor result = *this;
+  result.type_.shape = std::move(shape);
+  return result;
+}
+
 Tensor StoredTensor::read(const TensorSlice& slice) const {
   HET_REQUIRE(slice.whole_shape() == type_.shape, to_string(slice), to_string(type_));
   if (!transposed_) return read_stored(slice);

@@ -35,6 +35,11 @@ class StoredTensor {
   // not fit the first's.
   static StoredTensor joined(const std::vector<StoredTensor>& parts);
 
+  // Rows [first, first + count) of the first dimension. Throws Error(usage) where it has no such rows.
+  StoredTensor rows(int64_t first, int64_t count) const;
+  // The same elements in another shape. Throws Error(usage) when it has not as many, or is transposed.
+  StoredTensor reshaped(Shape shape) const;
+
   // The elements of a slice, packed. A whole tensor that stands in one piece is a view of the mapping. Throws
   // Error(usage) for booleans other than 0 and 1.
   Tensor read(const TensorSlice& slice) const;

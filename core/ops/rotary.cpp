@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "core/ops/rules.h"
 
 namespace het::ops {
@@ -14,6 +16,14 @@ Types infer(const OpCall& call) {
   require_type(call, 1, {DType::i32, {tokens}});
   const double base = setting<double>(call, "base", 10000.0);
   if (!(base > 0)) refuse(call, fmt::format("base = {} has to be positive; 10000 is usual", base));
+  if (call.attributes.has("frequencies")) {
+    const auto frequencies = setting<std::vector<double>>(call, "frequencies", {});
+    if (static_cast<int64_t>(frequencies.size()) != size / 2)
+      refuse(call, fmt::format("{} frequencies are given; heads of {} elements have {} pairs",
+                               frequencies.size(), size, size / 2));
+    for (const double frequency : frequencies)
+      if (!std::isfinite(frequency)) refuse(call, fmt::format("a frequency is {}", frequency));
+  }
   setting<bool>(call, "interleaved", false);
   setting<bool>(call, "inverse", false);
   return {call[0]};
@@ -31,9 +41,10 @@ std::vector<ValueId> gradient(GradientCall& call) {
 std::vector<OpDef> rotary_ops() {
   return {{.name = "rotary",
            .signature = "x[b, t, heads, d]:T strided, positions[t]:i32 → y[b, t, heads, d]:T strided",
-           .doc = "Pair i of each head turned by positions · `base`^(-2i/d): elements i and i + d/2, or with "
-                  "`interleaved` 2i and 2i + 1. `inverse` turns back, which is also the gradient.",
-           .attributes = {"base", "interleaved", "inverse"},
+           .doc = "Pair i of each head turned by positions · `base`^(-2i/d), or by positions · `frequencies`[i] "
+                  "where these are given: elements i and i + d/2, or with `interleaved` 2i and 2i + 1. "
+                  "`inverse` turns back, which is also the gradient.",
+           .attributes = {"base", "frequencies", "interleaved", "inverse"},
            .infer = infer,
            .gradient = gradient,
            .flops = [](const OpCall& call, Outputs) { return 3.0 * static_cast<double>(call[0].elements()); },

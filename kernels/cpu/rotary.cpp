@@ -47,10 +47,11 @@ std::unique_ptr<Kernel> prepare_rotary(const KernelRequest& request) {
   const bool interleaved = flag(request, "interleaved", false);
   const double direction = flag(request, "inverse", false) ? -1.0 : 1.0;
   const double base = number(request, "base", 10000.0);
-  std::vector<double> frequencies;
-  for (int64_t i = 0; i < sizes.half; ++i)
-    frequencies.push_back(direction *
-                          __builtin_pow(base, -static_cast<double>(i) / static_cast<double>(sizes.half)));
+  auto frequencies = request.attributes.get<std::vector<double>>("frequencies", {});
+  if (frequencies.empty())
+    for (int64_t i = 0; i < sizes.half; ++i)
+      frequencies.push_back(__builtin_pow(base, -static_cast<double>(i) / static_cast<double>(sizes.half)));
+  for (double& frequency : frequencies) frequency *= direction;
 
   return for_float(request, in.type.dtype, [&]<typename T>(T) {
     return make_kernel(

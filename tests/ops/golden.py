@@ -206,10 +206,10 @@ def norm():
         case("norm_gradient_sums", sums, [draw(*shape), draw(*shape), None, None, rstd], through=[])
 
 
-def turned(x, positions, base, interleaved, inverse):
+def turned(x, positions, base, interleaved, inverse, frequencies=None):
     """As Hugging Face's LLaMA (rotate_half), or as GPT-J (interleaved), through complex multiplication."""
     d = x.shape[-1]
-    angle = positions[:, None] * base ** (-torch.arange(0, d, 2) / d)
+    angle = positions[:, None] * (base ** (-torch.arange(0, d, 2) / d) if frequencies is None else frequencies)
     turn = torch.polar(torch.ones_like(angle), -angle if inverse else angle)[None, :, None, :]
     if interleaved:
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], d // 2, 2))
@@ -226,6 +226,10 @@ def rotary():
                 case("rotary", lambda x, p, b=base, i=interleaved, v=inverse: turned(x, p, b, i, v),
                      [draw(*shape), whole(shape[1], low=0, high=40)],
                      {"base": base, "interleaved": interleaved, "inverse": inverse})
+    for interleaved in (False, True):
+        frequencies = [1.5, 0.125, 0]
+        case("rotary", lambda x, p, i=interleaved: turned(x, p, 1.0, i, False, torch.tensor(frequencies)),
+             [draw(1, 3, 2, 6), whole(3, low=0, high=40)], {"frequencies": frequencies, "interleaved": interleaved})
 
 
 def attended(q, k, v, mask, scale):

@@ -18,6 +18,14 @@ std::vector<Case> rotary_cases() {
              {T(shape), at},
              {{"interleaved", interleaved}, {"inverse", inverse}, {"base", inverse ? 500.0 : 10000.0}}});
       }
+  // Given frequencies, such as those of scaled positions; a pair with 0 stays.
+  for (const bool interleaved : {false, true})
+    for (const bool inverse : {false, true})
+      cases.push_back({"rotary",
+                       {T({2, 3, 2, 8}), OperandCase{Kind::i32, {3}}.of({0, 5, 9000})},
+                       {{"interleaved", interleaved},
+                        {"inverse", inverse},
+                        {"frequencies", std::vector<double>{1, 0.25, 0.001953125, 0}}}});
   // Far positions: angles reduced with care.
   cases.push_back(
       {"rotary", {T({1, 3, 2, 32}), OperandCase{Kind::i32, {3}}.of({8191, 32767, 131071})}, {}, {2e-5}});

@@ -1,65 +1,15 @@
 --- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
--- `training.safetensors`. GPT-2, LLaMA and BERT are stored in Hugging Face's layout; other models by our own names.
+-- `training.safetensors`. Models of a family (het.families) are stored in Hugging Face's layout; others by our own
+-- names.
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local define = require "het.language.define"
 local errors = require "het.errors"
-local huggingface = require "het.model.huggingface"
-local op = require "het.op"
+local families = require "het.families"
+local tensors_of = require "het.families.tensors"
 local text = require "het.text"
 
 local files = {}
-
-local function transposed(tensor) return (op.transpose(tensor, { order = { 1, 0 } })) end
-
-local function same_shape(a, b)
-  if #a ~= #b then return false end
-  for i = 1, #a do
-    if a[i] ~= b[i] then return false end
-  end
-  return true
-end
-
--- Shapes of a model's parameters by name.
-local function shapes_of(model)
-  local shapes = {}
-  model:walk(function(inner, path)
-    for _, parameter in ipairs(inner:own_parameters()) do
-      shapes[path == "" and parameter[1] or path .. "." .. parameter[1]] = parameter[2]
-    end
-  end)
-  return shapes
-end
-
--- Our tensors under their names.
-local function to_theirs(family, model, state)
-  local a, tensors = model.arguments, {}
-  local shapes = shapes_of(model)
-  for _, row in ipairs(family.rows(a)) do
-    if row.zeros then
-      local weight = shapes[(row[2]:gsub("%.bias$", ".weight"))]
-      tensors[row[1]] = native.full({ weight[1] }, 0, "f32")
-    else
-      local tensor = state:read(row[2])
-      if type(row[1]) == "table" then
-        local parts = { op.split(tensor, { dim = 0, sizes = family.sizes(a) }) }
-        for i, name in ipairs(row[1]) do tensors[name] = parts[i] end
-      else
-        tensors[row[1]] = row.transpose and transposed(tensor) or tensor
-      end
-    end
-  end
-  return tensors
-end
-
--- A tensor of a checkpoint by its name, also without the prefix that some lack.
-local function find(tensors, name, alternatives)
-  if tensors[name] then return tensors[name] end
-  for _, alternative in ipairs(alternatives or {}) do
-    local other = tensors[(name:gsub(alternative[1], alternative[2]))]
-    if other then return other end
-  end
-end
 
 -- The files of a saved run, in the order in which they are written and then put in their places. While the first of
 -- them is staged the others may be unfinished, and those in place are a whole save; once it stands in its place all
@@ -143,43 +93,24 @@ end
 -- A recipe's model has to be the one that was saved: weights alone do not show the number of heads or blocks.
 local function require_same_model(family, model, folder)
   local saved = native.json_read(place_of(folder, "config.json"))
-  local own = family.config(model.arguments)
+  local own = families.config(family, model.arguments)
   if saved.model_type ~= own.model_type then
     errors.usage("%s holds a model of type '%s', the recipe's is of type '%s'", folder, tostring(saved.model_type),
       own.model_type)
   end
-  local theirs = family.config(family.make(saved, folder).arguments)
+  local theirs = families.config(family, families.make(family, saved, folder).arguments)
   local unlike = {}
+  local function shown(value)
+    if value == native.null then return "none" end
+    return type(value) == "table" and native.json_encode(value) or tostring(value)
+  end
   for _, name in ipairs(text.keys(own)) do
-    if not passing[name] and type(own[name]) ~= "table" and own[name] ~= theirs[name] then
-      unlike[#unlike + 1] = ("%s = %s (the recipe's %s)"):format(name, tostring(theirs[name]), tostring(own[name]))
+    if not passing[name] and shown(own[name]) ~= shown(theirs[name]) then
+      unlike[#unlike + 1] = ("%s = %s (the recipe's %s)"):format(name, shown(theirs[name]), shown(own[name]))
     end
   end
   if #unlike > 0 then
     errors.usage("%s holds another model than the recipe's: %s", folder, table.concat(unlike, ", "))
-  end
-end
-
--- Their tensors under our names: calls set_initial(name, stored tensor) for each parameter of the model.
-local function from_theirs(family, model, tensors, folder, set_initial)
-  if not rawget(model, "folder") then require_same_model(family, model, folder) end
-  local shapes = shapes_of(model)
-  for _, row in ipairs(family.rows(model.arguments)) do
-    if not row.zeros then
-      local names, found = type(row[1]) == "table" and row[1] or { row[1] }, {}
-      for i, name in ipairs(names) do
-        found[i] = find(tensors, name, family.alternatives)
-        if not found[i] then
-          errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
-        end
-      end
-      local tensor = row.transpose and found[1]:transposed() or native.stored_joined(found)
-      if not same_shape(tensor.shape, shapes[row[2]]) then
-        errors.usage("%s: '%s' gives %s for '%s', the model of %s needs %s", folder, names[1], text.shape(tensor.shape),
-          row[2], rawget(model, "folder") and "config.json" or "the recipe", text.shape(shapes[row[2]]))
-      end
-      set_initial(row[2], tensor)
-    end
   end
 end
 
@@ -226,23 +157,34 @@ end
 
 --- What config.json says of a model, without the version of hetrun.
 function files.config(model)
-  local family = huggingface.family_of(model)
-  return family and family.config(model.arguments) or { model_type = "hetrun", architectures = { "hetrun" } }
+  local family = families.of(model)
+  if not family then return { model_type = "hetrun", architectures = { "hetrun" } } end
+  return rawget(model, "found_config") or families.config(family, model.arguments)
+end
+
+-- The text of config.json: what was loaded is saved with the configuration that it came with.
+local function config_text(model)
+  local found = model and rawget(model, "found_text")
+  if found then return families.found_text(found, native.version()) end
+  local config = {}
+  for key, value in pairs(files.config(model)) do config[key] = value end
+  config.hetrun_version = native.version()
+  if config.dtype then config.dtype = "float32" else config.torch_dtype = "float32" end
+  return families.config_text(config)
 end
 
 -- The tensors of a model as they are saved, and its config.json. No model: one of a recipe's own layers.
 local function model_of(model, state)
-  local family = model and huggingface.family_of(model)
-  local tensors, config = {}, files.config(model)
+  local family = model and families.of(model)
+  local tensors = {}
   if family then
-    tensors = to_theirs(family, model, state)
+    tensors = tensors_of.written(family, model, state)
   else
     for _, entry in ipairs(state:names()) do
       if entry.trained then tensors[entry.name] = state:read(entry.name) end
     end
   end
-  config.hetrun_version = native.version()
-  return tensors, config
+  return tensors, config_text(model)
 end
 
 -- What a run needs to go on exactly, beside its weights: optimizer state, and numbers such as step and cursor.
@@ -275,7 +217,7 @@ function files.begin_save(folder, model, state, about, vocabulary)
     ["training.safetensors"] = { tensors = training, metadata = metadata },
     ["model.safetensors"] = { tensors = tensors, metadata = { format = "pt", step = tostring(about.step) } },
     ["vocabulary.json"] = vocabulary and { json = vocabulary },
-    ["config.json"] = { json = config },
+    ["config.json"] = { text = config },
   }
   local set = {}
   for _, part in ipairs(parts) do
@@ -295,12 +237,13 @@ end
 function files.set_initial_weights(folder, model, state)
   require_folder(folder)
   local tensors, metadata = read_tensors(folder)
-  local family = huggingface.family_of(model)
+  local family = families.of(model)
   if family then
-    from_theirs(family, model, tensors, folder, function(name, tensor) state:set_initial(name, tensor) end)
+    if not rawget(model, "folder") then require_same_model(family, model, folder) end
+    tensors_of.read(family, model, tensors, folder, function(name, tensor) state:set_initial(name, tensor) end)
     return metadata
   end
-  local shapes = shapes_of(model)
+  local shapes = tensors_of.shapes_of(model)
   for _, name in ipairs(text.keys(tensors)) do
     if not shapes[name] then
       errors.usage("%s holds a tensor '%s', which the recipe's model has no place for", folder, name)
@@ -309,7 +252,7 @@ function files.set_initial_weights(folder, model, state)
   for name, shape in pairs(shapes) do
     local tensor = tensors[name]
     if not tensor then errors.usage("%s holds no tensor '%s', which the recipe's model needs", folder, name) end
-    if not same_shape(tensor.shape, shape) then
+    if not tensors_of.same_shape(tensor.shape, shape) then
       errors.usage("%s: '%s' is %s, the recipe's model needs %s", folder, name, text.shape(tensor.shape),
         text.shape(shape))
     end
@@ -387,40 +330,67 @@ end
 -- @param state what has names() and read(name), which is asked for one tensor after the other
 function files.export(folder, about, state)
   if type(about.config) ~= "table" then errors.usage("the snapshot does not say which model it is of") end
-  local family = huggingface.families[about.config.model_type]
-  local model = family and family.make(about.config, folder)
+  local family = families.find(about.config.model_type)
+  local model = family and families.make(family, about.config, folder)
+  if model then rawset(model, "found_config", about.config) end
   local tensors, config = model_of(model, state)
   native.make_folder(folder)
   local set = { { path = folder .. "/model.safetensors", tensors = tensors,
                   metadata = { format = "pt", step = about.step and ("%d"):format(about.step) } },
-                { path = folder .. "/config.json", json = config } }
+                { path = folder .. "/config.json", text = config } }
   if about.vocabulary then set[3] = { path = folder .. "/vocabulary.json", json = about.vocabulary } end
   native.save_files(set):wait()
 end
 
---- The description of a saved GPT-2, LLaMA or BERT; a run that gets it begins with its weights.
+-- Files of weights that are not read, and what to do about them.
+local function refuse_pickles(folder)
+  for _, name in ipairs { "model.safetensors", index } do
+    if native.path_kind(folder .. "/" .. name) == "file" or is_staged(folder, name) then return end
+  end
+  for _, name in ipairs { "pytorch_model.bin", "pytorch_model.bin.index.json" } do
+    if native.path_kind(folder .. "/" .. name) == "file" then
+      errors.usage("%s has its weights in pytorch_model.bin, which can run code when it is read; convert it where "
+        .. "transformers is installed: python3 -c \"from transformers import AutoModelForCausalLM as M; "
+        .. "M.from_pretrained('%s').save_pretrained('%s')\"", folder, folder, folder)
+    end
+  end
+end
+
+--- The description of a saved model; a run that gets it begins with its weights.
 files.load = define.document({
   name = "load",
-  sentence = "A saved model, or a GPT-2, LLaMA or BERT folder of Hugging Face: a description that remembers where its "
-    .. "weights are. het.train goes on from them; model:generate{...} writes with them.",
-  signature = "het.load(folder)",
+  sentence = "A saved model, or a folder of Hugging Face of one of the families "
+    .. table.concat(families.names(), ", ") .. ": a description that remembers where its weights are. het.train goes "
+    .. "on from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
+    .. "config.json says; what is saved keeps that configuration.",
+  signature = "het.load(folder [, { context = }])",
   example = 'local model = het.load "runs/shakespeare"',
-}, function(folder)
+}, function(folder, options)
   define.expect("het.load", folder, "string")
+  for name in pairs(options == nil and {} or define.expect("het.load: options", options, "table")) do
+    if name ~= "context" then errors.usage("het.load has no option '%s'; there is context", tostring(name)) end
+  end
+  local context = options and options.context
+  if context ~= nil and define.expect("het.load: context", context, "integer") < 1 then
+    errors.usage("het.load: context = %.14g; 1 is the least", context)
+  end
   require_folder(folder)
   local config = native.json_read(place_of(folder, "config.json"))
   local kind = type(config) == "table" and config.model_type
   if kind == "hetrun" then
     errors.usage("%s holds a model with blocks of a recipe's own; use that recipe with from = \"%s\"", folder, folder)
   end
-  local family = huggingface.families[kind]
+  local family = families.find(kind)
   if not family then
     errors.usage("%s/config.json: models of type '%s' are not supported; there are %s", folder, tostring(kind),
-      table.concat(text.keys(huggingface.families), ", "))
+      table.concat(families.names(), ", "))
   end
-  local model = family.make(config, folder)
+  refuse_pickles(folder)
+  local model = families.make(family, config, folder, { context = context })
   if not define.is_unknown(model) then
     rawset(model, "folder", folder)
+    rawset(model, "found_config", config)
+    rawset(model, "found_text", native.read_text(place_of(folder, "config.json")))
     local vocabulary = place_of(folder, "vocabulary.json")
     if native.path_kind(vocabulary) == "file" then
       rawset(model, "saved_vocabulary", native.json_read(vocabulary))

@@ -1,6 +1,7 @@
 --- Attention and the feed-forward layers of transformers.
 local basic = require "het.nn.basic"
 local layer = require "het.nn.layer"
+local rope = require "het.nn.rope"
 local op = require "het.op"
 local suggest = require "het.language.suggest"
 
@@ -8,6 +9,7 @@ local attention = {}
 
 local function head_size(a) return a.head_size or a.width / a.heads end
 local function kv_heads(a) return a.kv_heads or a.heads end
+local function turned_size(a) return math.floor(head_size(a) * (a.rotary_share or 1)) end
 
 --- Rules between the numbers of heads and the width, shared with the models.
 function attention.check_heads(a, report, name)
@@ -20,6 +22,12 @@ function attention.check_heads(a, report, name)
   elseif a.rotary and head_size(a) % 2 == 1 then
     report("heads", ("%s: rotary positions turn pairs of features, and heads of width / heads = %d have an odd one")
       :format(name, head_size(a)))
+  elseif a.rotary and (turned_size(a) < 2 or turned_size(a) % 2 == 1) then
+    report("rotary_share", ("%s: rotary_share = %.14g of a head of %d features are %d, which are no pairs"):format(name,
+      a.rotary_share, head_size(a), turned_size(a)))
+  elseif a.scaling then
+    local problem = rope.problem(a.scaling)
+    if problem then report("scaling", ("%s.scaling: %s"):format(name, problem)) end
   end
 end
 
@@ -31,8 +39,69 @@ local function cached(self, q, k, v)
   local keys = b.graph:buffer("cache." .. path .. ".keys", q.dtype, shape)
   local values = b.graph:buffer("cache." .. path .. ".values", q.dtype, shape)
   local position = b:input("position", "i32", { 1 }, true)
-  return (op.attention_cached(q, k, v, keys, values, position))
+  return (op.attention_cached(q, k, v, keys, values, position, { scale = a.score_scale }))
 end
+
+-- x[samples, tokens, heads, d] with rotary positions: its first turned_size(a) features of each head.
+local function turned(self, x)
+  local a = self.arguments
+  local size, whole = turned_size(a), head_size(a)
+  local base, attributes, factor = a.rotary == true and 10000 or a.rotary, nil, 1
+  if a.scaling then
+    local frequencies
+    frequencies, factor = rope.frequencies(base, size, a.scaling, a.context or 0)
+    if frequencies then attributes = { frequencies = frequencies } end
+  end
+  local positions = self.builder:positions(x.shape[2])
+  local part = size == whole and x or op.slice(x, { dim = -1, start = 0, length = size })
+  part = op.rotary(part, positions, attributes or { base = base })
+  if factor ~= 1 then part = op.scale(part, { factor = factor }) end
+  if size == whole then return part end
+  return (op.concat(part, op.slice(x, { dim = -1, start = size, length = whole - size }), { dim = -1 }))
+end
+
+-- Scores of tokens that must not be seen get this times the distance to the nearest that may be.
+local forbidding = -1e9
+
+-- 0 where token i sees token j, else far below 0: [tokens, tokens], from positions alone.
+local function mask(self, tokens)
+  local a = self.arguments
+  local at = op.cast(self.builder:positions(tokens), { dtype = "f32" })
+  local ahead = op.sub(op.reshape(at, { shape = { 1, tokens } }), op.reshape(at, { shape = { tokens, 1 } }))
+  local result = op.relu(ahead)
+  if a.window and a.window < tokens then
+    result = op.add(result, op.relu(op.shift(op.neg(ahead), { amount = 1 - a.window })))
+  end
+  return op.scale(result, { factor = forbidding })
+end
+
+-- Causal attention with all scores in memory: with a window, or with capped scores, which the tiled operator has not.
+local function with_scores(self, q, k, v)
+  local a = self.arguments
+  local samples, tokens, d = q.shape[1], q.shape[2], q.shape[4]
+  local hk, group = kv_heads(a), a.heads / kv_heads(a)
+  local function by_heads(x, heads, rows)   -- [samples, heads of keys, rows, d]
+    return op.reshape(op.transpose(x, { order = { 0, 2, 1, 3 } }), { shape = { samples, heads, rows, d } })
+  end
+  local keys, values = by_heads(k, hk, tokens), by_heads(v, hk, tokens)
+  local scores = op.matmul(by_heads(q, hk, group * tokens), keys, { transpose_b = true })
+  if scores.dtype ~= "f32" then scores = op.cast(scores, { dtype = "f32" }) end
+  local scale = a.score_scale or 1 / math.sqrt(d)
+  if a.score_cap then
+    scores = op.scale(op.tanh(op.scale(scores, { factor = scale / a.score_cap })), { factor = a.score_cap })
+  else
+    scores = op.scale(scores, { factor = scale })
+  end
+  scores = op.add(op.reshape(scores, { shape = { samples, hk, group, tokens, tokens } }), mask(self, tokens))
+  local shares = op.softmax(scores)
+  if q.dtype ~= "f32" then shares = op.cast(shares, { dtype = q.dtype }) end
+  local y = op.matmul(op.reshape(shares, { shape = { samples, hk, group * tokens, tokens } }), values)
+  y = op.reshape(y, { shape = { samples, a.heads, tokens, d } })
+  return op.transpose(y, { order = { 0, 2, 1, 3 } })
+end
+
+-- Is it what the operators with tiles and with a cache compute?
+local function is_plain(a) return not a.score_cap and not a.window end
 
 --- nn.attention { width = , heads = }
 attention.attention = layer.define {
@@ -46,40 +115,70 @@ attention.attention = layer.define {
     { "head_size", "integer", "features of a head (default: width / heads)", min = 1 },
     { "causal", "boolean", "tokens see only those before them", default = true },
     { "bias", "boolean", "biases in the projections", default = true },
+    { "out_bias", "boolean", "a bias in the projection of the result (default: as `bias`)" },
     { "rotary", "number|boolean", "rotary positions (Su et al. 2021), true or their base (true: 10000)" },
+    { "rotary_share", "number", "of each head's features, the first ones, that rotary positions turn", default = 1,
+      above = 0, max = 1 },
+    { "scaling", "table", "rotary positions for longer contexts, as rope_scaling of a config.json: rope_type "
+      .. '("linear", "llama3", "yarn", "longrope", "dynamic") and the numbers of this type' },
+    { "context", "integer", "tokens that the model sees at once, by which longrope chooses", min = 1 },
+    { "qk_norm", "string", 'RMS norms of queries and keys: "head" (each head alone) or "width" (all together)',
+      default = "none", choices = { "none", "head", "width" } },
+    { "norm_offset", "number", "added to the weights of these norms", default = 0, choices = { 0, 1 } },
+    { "eps", "number", "of these norms", default = 1e-5, above = 0 },
+    { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
+    { "score_cap", "number", "scores are cap · tanh(score / cap); memory grows with the square of the context",
+      above = 0 },
+    { "window", "integer", "a token sees itself and those before it, so many in all; memory grows with the square of "
+      .. "the context", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
-  check = function(a, report) attention.check_heads(a, report, "nn.attention") end,
-  pointwise = true,   -- it knows the cache
+  check = function(a, report)
+    attention.check_heads(a, report, "nn.attention")
+    if not a.causal and not is_plain(a) then
+      local name = a.window and "window" or "score_cap"
+      report(name, ("nn.attention.%s needs causal = true"):format(name))
+    end
+  end,
+  pointwise = is_plain,   -- it then knows the cache
   show = function(a)
-    return ("%d in %d heads%s%s%s"):format(a.width, a.heads,
+    return ("%d in %d heads%s%s%s%s%s%s"):format(a.width, a.heads,
       kv_heads(a) ~= a.heads and (" (%d of keys)"):format(kv_heads(a)) or "",
-      a.causal and ", causal" or "", a.rotary and ", rotary" or "")
+      a.causal and ", causal" or "", a.rotary and ", rotary" or "",
+      a.qk_norm ~= "none" and ", normed queries and keys" or "",
+      a.window and (", window %d"):format(a.window) or "", a.score_cap and ", capped scores" or "")
   end,
   flops = function(a, context) return 12 * context * a.heads * head_size(a) * (a.causal and 0.5 or 1) end,
   children = function(a)
-    local d = head_size(a)
-    return {
+    local d, out_bias = head_size(a), a.out_bias
+    if out_bias == nil then out_bias = a.bias end
+    local list = {
       { "qkv", basic.linear(a.width, (a.heads + 2 * kv_heads(a)) * d, { bias = a.bias }) },
-      { "out", basic.linear(a.heads * d, a.width, { bias = a.bias }), residual = "inherit" },
+      { "out", basic.linear(a.heads * d, a.width, { bias = out_bias }), residual = "inherit" },
     }
+    if a.qk_norm ~= "none" then
+      for _, norm in ipairs { { "q_norm", a.heads }, { "k_norm", kv_heads(a) } } do
+        local width = a.qk_norm == "head" and d or norm[2] * d
+        list[#list + 1] = { norm[1], basic.rms_norm(width, { eps = a.eps, offset = a.norm_offset }) }
+      end
+    end
+    return list
   end,
   forward = function(self, x)
     local a = self.arguments
     local samples, tokens, d = x.shape[1], x.shape[2], head_size(a)
     local hq, hk = a.heads, kv_heads(a)
     local q, k, v = op.split(self.qkv(x), { dim = -1, sizes = { hq * d, hk * d, hk * d } })
+    if a.qk_norm == "width" then q, k = self.q_norm(q), self.k_norm(k) end
     q = op.reshape(q, { shape = { samples, tokens, hq, d } })
     k = op.reshape(k, { shape = { samples, tokens, hk, d } })
     v = op.reshape(v, { shape = { samples, tokens, hk, d } })
-    if a.rotary then
-      local turn = { base = a.rotary == true and 10000 or a.rotary }
-      local positions = self.builder:positions(tokens)
-      q, k = op.rotary(q, positions, turn), op.rotary(k, positions, turn)
-    end
+    if a.qk_norm == "head" then q, k = self.q_norm(q), self.k_norm(k) end
+    if a.rotary then q, k = turned(self, q), turned(self, k) end
     local y
-    if self.builder.cache and a.causal then y = cached(self, q, k, v)
-    else y = (op.attention(q, k, v, { causal = a.causal })) end
+    if not is_plain(a) then y = with_scores(self, q, k, v)
+    elseif self.builder.cache and a.causal then y = cached(self, q, k, v)
+    else y = (op.attention(q, k, v, { causal = a.causal, scale = a.score_scale })) end
     y = self.out(op.reshape(y, { shape = { samples, tokens, hq * d } }))
     return self.builder:dropout(y, a.dropout)
   end,
@@ -128,10 +227,14 @@ attention.swiglu = layer.define {
   fields = {
     { "width", "integer", "features in and out", required = true, min = 1 },
     { "hidden", "integer", "features between (default: 8/3 · width, rounded up to a multiple of 32)", min = 1 },
+    { "activation", "string", "of the gate", default = "silu", choices = { "gelu", "gelu_exact", "silu", "relu" } },
     { "bias", "boolean", "biases", default = false },
   },
   pointwise = true,
-  show = function(a) return ("%d → %d"):format(a.width, a.hidden or attention.swiglu_hidden(a.width)) end,
+  show = function(a)
+    return ("%d → %d%s"):format(a.width, a.hidden or attention.swiglu_hidden(a.width),
+      a.activation ~= "silu" and ", " .. a.activation or "")
+  end,
   children = function(a)
     local hidden = a.hidden or attention.swiglu_hidden(a.width)
     return {
@@ -140,7 +243,9 @@ attention.swiglu = layer.define {
       { "down", basic.linear(hidden, a.width, { bias = a.bias }), residual = "inherit" },
     }
   end,
-  forward = function(self, x) return self.down(op.mul(op.silu(self.gate(x)), self.up(x))) end,
+  forward = function(self, x)
+    return self.down(op.mul(attention.activate(self.arguments.activation, self.gate(x)), self.up(x)))
+  end,
 }
 
 --- Hidden features that give SwiGLU as many parameters as an MLP of 4 · width, in multiples of 32.

@@ -60,11 +60,16 @@ basic.rms_norm = layer.define {
   fields = {
     { "width", "integer", "features", required = true, min = 1 },
     { "eps", "number", "added to the mean square", default = 1e-5, above = 0 },
+    { "offset", "number", "added to the weights; with 1 they begin at 0 (Gemma)", default = 0, choices = { 0, 1 } },
   },
   pointwise = true,
-  show = function(a) return tostring(a.width) end,
-  parameters = function(a) return { { "weight", { a.width }, init = "ones" } } end,
-  forward = function(self, x) return (op.rms_norm(x, self.weight, { eps = self.arguments.eps })) end,
+  show = function(a) return tostring(a.width) .. (a.offset ~= 0 and ", 1 + weight" or "") end,
+  parameters = function(a) return { { "weight", { a.width }, init = a.offset == 1 and "zeros" or "ones" } } end,
+  forward = function(self, x)
+    local a = self.arguments
+    local weight = a.offset == 0 and self.weight or op.shift(self.weight, { amount = a.offset })
+    return (op.rms_norm(x, weight, { eps = a.eps }))
+  end,
 }
 
 --- nn.gelu()

@@ -7,7 +7,7 @@
 --   children    function(a): list of { name, layer, residual = }; residual: its result goes where this layer's goes
 --   forward     function(self, x, ...): from values to a value. `self` has the arguments, the parameters as
 --               values, each child as a function by its name, and `self.builder`
---   pointwise   each position of the sequence is computed alone (or knows the key-value cache)
+--   pointwise   each position of the sequence is computed alone (or knows the key-value cache); may be function(a)
 --   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
 --   show        function(a): what stands beside the name in the tree
 local builder = require "het.nn.builder"
@@ -101,7 +101,9 @@ end
 function methods:is_incremental()
   local able = true
   self:walk(function(inner)
-    if not inner.class.pointwise then able = false end
+    local pointwise = inner.class.pointwise
+    if type(pointwise) == "function" then pointwise = pointwise(inner.arguments) end
+    if not pointwise then able = false end
     for _, child in ipairs(inner:children()) do
       if type(child[2]) == "function" then able = false end
     end

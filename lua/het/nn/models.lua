@@ -3,10 +3,8 @@
 -- (logits of the last position only, for generation).
 local attention = require "het.nn.attention"
 local basic = require "het.nn.basic"
-local define = require "het.language.define"
-local handle = require "het.sandbox.handle"
+local language = require "het.nn.language"
 local layer = require "het.nn.layer"
-local mistakes = require "het.language.mistakes"
 local op = require "het.op"
 
 local models = {}
@@ -63,6 +61,8 @@ models.llama_block = layer.define {
     { "head_size", "integer", "features of a head (default: width / heads)", min = 1 },
     { "hidden", "integer", "features inside the feed-forward layer (default: 8/3 · width)", min = 1 },
     { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
+    { "scaling", "table", "rotary positions for longer contexts, as nn.attention has it" },
+    { "context", "integer", "tokens that the model sees at once, by which longrope chooses", min = 1 },
     { "eps", "number", "of the norms", default = 1e-5, above = 0 },
     { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
   },
@@ -73,7 +73,8 @@ models.llama_block = layer.define {
     return {
       { "attention_norm", basic.rms_norm(a.width, { eps = a.eps }) },
       { "attention", attention.attention { width = a.width, heads = a.heads, kv_heads = a.kv_heads,
-        head_size = a.head_size, bias = false, rotary = a.rotary }, residual = true },
+        head_size = a.head_size, bias = false, rotary = a.rotary, scaling = a.scaling, context = a.context },
+        residual = true },
       { "mlp_norm", basic.rms_norm(a.width, { eps = a.eps }) },
       { "mlp", a.mlp or attention.swiglu { width = a.width, hidden = a.hidden }, residual = true },
     }
@@ -113,117 +114,18 @@ models.bert_block = layer.define {
   end,
 }
 
--- The blocks of a model as children "blocks.0", ...: from the recipe's function, or the model's own.
-local function blocks_of(a, make)
-  local list = {}
-  for i = 1, a.layers do
-    local block
-    if a.block then block = handle.inner(a.block(a.width, a.heads, i)) else block = make(a) end
-    list[i] = { "blocks." .. (i - 1), block }
-  end
-  return list
-end
-
--- A recipe's block function has to return layers: checked before anything is built.
-local function check_blocks(a, report, name)
-  if not a.block then return end
-  local before = mistakes.count()
-  for i = 1, a.layers do
-    local block = handle.inner(a.block(a.width, a.heads, i))
-    if define.is_unknown(block) then
-      report(nil, mistakes.count() == before and name .. ".block does not return a layer" or nil)
-      return
-    end
-    if define.kind_of(block) ~= "layer" and type(block) ~= "function" then
-      report("block", ("%s.block returned %s for block %d; it has to return a layer"):format(
-        name, define.kind_of(block) == "nil" and "nothing" or "a " .. define.kind_of(block), i))
-      return
-    end
-  end
-end
-
-local function mark_repeats(children)
-  for _, child in ipairs(children) do
-    if child[1]:match("^blocks%.") and type(child[2]) ~= "function" then child.repeats = tostring(child[2]) end
-  end
-  return children
-end
-
--- What the layers inside need to know of the model: GPT-2's way to draw first weights.
-local function announce(self)
-  self.builder.deviation = 0.02
-  self.builder.residuals = 2 * self.arguments.layers
-end
-
-local function run_blocks(self, x)
-  for i = 1, self.arguments.layers do
-    self.builder:begin_layer("blocks." .. (i - 1))
-    x = self["blocks." .. (i - 1)](x)
-  end
-  return x
-end
-
-local function child_named(self, name)
-  for _, child in ipairs(getmetatable(self).__index:children()) do
-    if child[1] == name then return child[2] end
-  end
-end
-
-local function weight_of(self, name) return self.builder:weight_of(child_named(self, name), name, "weight") end
-
--- The first rows of a table of positions, or the rows of given positions while generating: [t, width].
-local function position_rows(self, count)
-  local b, rows = self.builder, weight_of(self, "positions")
-  if b.mode == "generate" then return op.embedding(b:positions(count), rows) end
-  if count == self.arguments.context then return rows end
-  return op.slice(rows, { dim = 0, start = 0, length = count })
-end
-
-local function classifier(self)
-  if self.arguments.tied then return weight_of(self, "tokens") end
-  return weight_of(self, "head")
-end
-
--- From the hidden states of a model that predicts the next token: all logits, the loss, the last logits.
-local function language_model(hidden)
-  return {
-    forward = function(self, tokens) return (op.linear(hidden(self, tokens), classifier(self))) end,
-    loss = function(self, tokens, labels, scale)
-      return (op.linear_cross_entropy(hidden(self, tokens), classifier(self), false, labels, scale))
-    end,
-    last = function(self, tokens)
-      local h = hidden(self, tokens)
-      h = op.slice(h, { dim = 1, start = h.shape[2] - 1, length = 1 })
-      return (op.linear(h, classifier(self)))
-    end,
-  }
-end
-
--- The tied classifier multiplies, though the table counts as a lookup.
-local function tied_flops(a) return a.tied and 6 * a.width * a.vocab or 0 end
-
-local function merge(class, functions)
-  for name, value in pairs(functions) do class[name] = value end
-  return class
-end
-
-local function model_show(a)
-  return ("vocab %d, context %d, width %d, %d layers, %d heads"):format(a.vocab, a.context, a.width, a.layers,
-    a.heads)
-end
-
 local function gpt_hidden(self, tokens)
-  announce(self)
+  language.announce(self)
   local b, a = self.builder, self.arguments
   b:begin_layer("embedding")
-  local x = op.add(self.tokens(tokens), position_rows(self, tokens.shape[2]))
-  x = run_blocks(self, b:dropout(x, a.dropout))
+  local x = op.add(self.tokens(tokens), language.position_rows(self, tokens.shape[2]))
+  x = language.run_blocks(self, b:dropout(x, a.dropout))
   b:begin_layer("head")
   return self.norm(x)
 end
 
 --- nn.gpt { vocab = , context = , width = , layers = , heads = }
-models.gpt = layer.define(merge({
+models.gpt = layer.define(language.with({
   name = "nn.gpt",
   sentence = "GPT-2 (Radford et al. 2019): learned positions, blocks, a norm, a classifier tied to the embedding.",
   example = "nn.gpt { vocab = corpus.vocab, context = 64, width = 128, layers = 4, heads = 4 }",
@@ -246,36 +148,36 @@ models.gpt = layer.define(merge({
   },
   check = function(a, report)
     if not a.block then attention.check_heads(a, report, "nn.gpt") end
-    check_blocks(a, report, "nn.gpt")
+    language.check_blocks(a, report, "nn.gpt")
   end,
   pointwise = true,
-  show = model_show,
-  flops = tied_flops,
+  show = language.show,
+  flops = language.tied_flops,
   children = function(a)
     local list = {
       { "tokens", basic.embedding(a.vocab, a.width) },
       { "positions", basic.embedding(a.context, a.width) },
     }
-    for _, block in ipairs(blocks_of(a, function()
+    for _, block in ipairs(language.blocks_of(a, function()
       return models.gpt_block { width = a.width, heads = a.heads, hidden = a.hidden, activation = a.activation,
         bias = a.bias, dropout = a.dropout, eps = a.eps }
     end)) do list[#list + 1] = block end
     list[#list + 1] = { "norm", basic.layer_norm(a.width, { bias = a.bias, eps = a.eps }) }
     if not a.tied then list[#list + 1] = { "head", basic.linear(a.width, a.vocab, { bias = false }) } end
-    return mark_repeats(list)
+    return language.mark_repeats(list)
   end,
-}, language_model(gpt_hidden)))
+}, language.next_token(gpt_hidden)))
 
 local function llama_hidden(self, tokens)
-  announce(self)
+  language.announce(self)
   self.builder:begin_layer("embedding")
-  local x = run_blocks(self, self.tokens(tokens))
+  local x = language.run_blocks(self, self.tokens(tokens))
   self.builder:begin_layer("head")
   return self.norm(x)
 end
 
 --- nn.llama { vocab = , context = , width = , layers = , heads = }
-models.llama = layer.define(merge({
+models.llama = layer.define(language.with({
   name = "nn.llama",
   sentence = "LLaMA (Touvron et al. 2023): rotary positions, RMS norms, SwiGLU, grouped queries.",
   example = "nn.llama { vocab = corpus.vocab, context = 256, width = 512, layers = 8, heads = 8, kv_heads = 2 }",
@@ -290,36 +192,37 @@ models.llama = layer.define(merge({
     { "head_size", "integer", "features of a head (default: width / heads)", min = 1 },
     { "hidden", "integer", "features inside the feed-forward layers (default: 8/3 · width)", min = 1 },
     { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
+    { "scaling", "table", "rotary positions for longer contexts, as nn.attention has it" },
     { "tied", "boolean", "the classifier is the embedding's table", default = false },
     { "eps", "number", "of the norms", default = 1e-5, above = 0 },
     { "block", "function", "function(width, heads, index) that returns a block of your own" },
   },
   check = function(a, report)
     if not a.block then attention.check_heads(a, report, "nn.llama") end
-    check_blocks(a, report, "nn.llama")
+    language.check_blocks(a, report, "nn.llama")
   end,
   pointwise = true,
-  show = model_show,
-  flops = tied_flops,
+  show = language.show,
+  flops = language.tied_flops,
   children = function(a)
     local list = { { "tokens", basic.embedding(a.vocab, a.width) } }
-    for _, block in ipairs(blocks_of(a, function()
+    for _, block in ipairs(language.blocks_of(a, function()
       return models.llama_block { width = a.width, heads = a.heads, kv_heads = a.kv_heads, head_size = a.head_size,
-        hidden = a.hidden, rotary = a.rotary, eps = a.eps }
+        hidden = a.hidden, rotary = a.rotary, scaling = a.scaling, context = a.context, eps = a.eps }
     end)) do list[#list + 1] = block end
     list[#list + 1] = { "norm", basic.rms_norm(a.width, { eps = a.eps }) }
     if not a.tied then list[#list + 1] = { "head", basic.linear(a.width, a.vocab, { bias = false }) } end
-    return mark_repeats(list)
+    return language.mark_repeats(list)
   end,
-}, language_model(llama_hidden)))
+}, language.next_token(llama_hidden)))
 
 local function bert_hidden(self, tokens)
-  announce(self)
+  language.announce(self)
   local b, a = self.builder, self.arguments
   b:begin_layer("embedding")
-  local segments = op.slice(weight_of(self, "segments"), { dim = 0, start = 0, length = 1 })
-  local x = op.add(op.add(self.tokens(tokens), position_rows(self, tokens.shape[2])), segments)
-  x = run_blocks(self, b:dropout(self.embedding_norm(x), a.dropout))
+  local segments = op.slice(language.weight_of(self, "segments"), { dim = 0, start = 0, length = 1 })
+  local x = op.add(op.add(self.tokens(tokens), language.position_rows(self, tokens.shape[2])), segments)
+  x = language.run_blocks(self, b:dropout(self.embedding_norm(x), a.dropout))
   b:begin_layer("head")
   return self.head_norm(op.gelu(self.head_transform(x), { approximate = "none" }))
 end
@@ -344,10 +247,10 @@ models.bert = layer.define {
   },
   check = function(a, report)
     if not a.block then attention.check_heads(a, report, "nn.bert") end
-    check_blocks(a, report, "nn.bert")
+    language.check_blocks(a, report, "nn.bert")
   end,
   pointwise = false,
-  show = model_show,
+  show = language.show,
   flops = function(a) return 6 * a.width * a.vocab end,
   parameters = function(a) return { { "head_bias", { a.vocab } } } end,
   children = function(a)
@@ -358,20 +261,20 @@ models.bert = layer.define {
       { "segments", basic.embedding(2, a.width) },
       { "embedding_norm", norm() },
     }
-    for _, block in ipairs(blocks_of(a, function()
+    for _, block in ipairs(language.blocks_of(a, function()
       return models.bert_block { width = a.width, heads = a.heads, hidden = a.hidden, dropout = a.dropout,
         eps = a.eps }
     end)) do list[#list + 1] = block end
     list[#list + 1] = { "head_transform", basic.linear(a.width, a.width) }
     list[#list + 1] = { "head_norm", norm() }
-    return mark_repeats(list)
+    return language.mark_repeats(list)
   end,
   forward = function(self, tokens)
-    return (op.linear(bert_hidden(self, tokens), weight_of(self, "tokens"), self.head_bias))
+    return (op.linear(bert_hidden(self, tokens), language.weight_of(self, "tokens"), self.head_bias))
   end,
   loss = function(self, tokens, labels, scale)
-    return (op.linear_cross_entropy(bert_hidden(self, tokens), weight_of(self, "tokens"), self.head_bias, labels,
-      scale))
+    return (op.linear_cross_entropy(bert_hidden(self, tokens), language.weight_of(self, "tokens"), self.head_bias,
+      labels, scale))
   end,
 }
 

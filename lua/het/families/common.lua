@@ -1,0 +1,127 @@
+--- What the files of several families share.
+local native = require "het.native"
+
+local common = {}
+
+--- Our activations by the names that transformers has for them.
+common.activations = { gelu_new = "gelu", gelu_pytorch_tanh = "gelu", gelu_fast = "gelu", gelu = "gelu_exact",
+  relu = "relu", silu = "silu", swish = "silu" }
+
+--- Rows one list after the other.
+function common.joined(...)
+  local rows = {}
+  for _, list in ipairs { ... } do
+    for _, row in ipairs(list) do rows[#rows + 1] = row end
+  end
+  return rows
+end
+
+--- The sizes of a decoder, as most families name them.
+common.sizes = {
+  { "vocab_size", "vocab", need = true },
+  { "max_position_embeddings", "context", need = true },
+  { "hidden_size", "width", need = true },
+  { "intermediate_size", "hidden", need = true, written = function(a)
+    if a.hidden then return a.hidden end
+    return a.gated and require("het.nn.attention").swiglu_hidden(a.width) or 4 * a.width
+  end },
+  { "num_hidden_layers", "layers", need = true },
+  { "num_attention_heads", "heads", need = true },
+}
+
+--- For `written`: the argument, or null.
+function common.or_null(name)
+  return function(a) return a[name] or native.null end
+end
+
+--- Fewer key heads than query heads.
+common.grouped = {
+  { "num_key_value_heads", "kv_heads", written = function(a) return a.kv_heads or a.heads end },
+}
+
+--- Heads whose size the width does not decide.
+common.head_size = {
+  { "head_dim", "head_size", written = function(a) return a.head_size or a.width / a.heads end },
+}
+
+-- Queries, keys and values of LLaMA's names.
+local function projections(bias)
+  local own = "model.layers.%d.self_attn."
+  return { { own .. "q_proj", own .. "k_proj", own .. "v_proj" }, "blocks.%d.attention.qkv", bias = bias }
+end
+
+--- What all Gemmas have beside their sizes.
+common.gemma = {
+  { "head_dim", "head_size", default = 256, written = function(a) return a.head_size or a.width / a.heads end },
+  { "rms_norm_eps", "eps", default = 1e-6 },
+  { "tie_word_embeddings", "tied", default = true },
+  { "attention_bias", "bias", default = false },
+  { "use_bidirectional_attention", is = false },
+}
+common.gemma_activations = { gelu_pytorch_tanh = "gelu", gelu = "gelu_exact", silu = "silu", relu = "relu" }
+
+--- What Gemmas with windows have.
+common.windows = {
+  -- One that reaches over the context is none.
+  { "sliding_window", "window", default = 4096, written = function(a) return a.window or a.context end },
+  { "query_pre_attn_scalar", "score_scale", default = 256, from = function(value) return value ^ -0.5 end,
+    written = function(a) return a.score_scale and a.score_scale ^ -2 or a.head_size or a.width / a.heads end },
+}
+
+--- For `read`: which layers have a window, from `layer_types` or the pattern's length.
+-- @int every by default: of so many layers the last has none
+function common.read_layers(every)
+  return function(config, a, refuse)
+    local types = config.layer_types
+    a.window_every = config.sliding_window_pattern or config._sliding_window_pattern or every
+    if type(types) ~= "table" then return end
+    for number, kind in ipairs(types) do
+      if kind == "full_attention" then
+        a.window_every = number
+        break
+      end
+    end
+    for number, kind in ipairs(types) do
+      if kind ~= (number % a.window_every == 0 and "full_attention" or "sliding_attention") then
+        refuse(("layer_types has '%s' for layer %d; every %d. layer with full_attention and all others with "
+          .. "sliding_attention is supported"):format(tostring(kind), number, a.window_every))
+      end
+    end
+  end
+end
+
+--- For `write`: the same.
+function common.write_layers(a, config)
+  config.layer_types = {}
+  for number = 1, a.layers do
+    config.layer_types[number] = number % a.window_every == 0 and "full_attention" or "sliding_attention"
+  end
+end
+
+--- The tensors of a model with LLaMA's names.
+-- @tparam table differs `attention_norm`, `mlp_norm`: their names; `qkv_bias`, `out_bias`, `mlp_bias`: whether there
+-- is one, or the argument that says so; `more`: rows of a block besides
+function common.tensors(differs)
+  local block = "model.layers.%d."
+  return common.joined({
+    { "model.embed_tokens", "tokens" },
+    { block .. (differs.attention_norm or "input_layernorm"), "blocks.%d.attention_norm" },
+    projections(differs.qkv_bias),
+    { block .. "self_attn.o_proj", "blocks.%d.attention.out", bias = differs.out_bias },
+    { block .. (differs.mlp_norm or "post_attention_layernorm"), "blocks.%d.mlp_norm" },
+    { block .. "mlp.gate_proj", "blocks.%d.mlp.gate", bias = differs.mlp_bias },
+    { block .. "mlp.up_proj", "blocks.%d.mlp.up", bias = differs.mlp_bias },
+    { block .. "mlp.down_proj", "blocks.%d.mlp.down", bias = differs.mlp_bias },
+  }, differs.more or {}, {
+    { "model.norm", "norm" },
+    { "lm_head", "head", untied = true },
+  })
+end
+
+--- Norms of queries and keys.
+common.qk_norms = {
+  { "model.layers.%d.self_attn.q_norm", "blocks.%d.attention.q_norm" },
+  { "model.layers.%d.self_attn.k_norm", "blocks.%d.attention.k_norm" },
+}
+
+return common

@@ -1,0 +1,19 @@
+-- Qwen 2 and 2.5 (Yang et al. 2024): LLaMA with biases of queries, keys and values.
+local common = require "het.families.common"
+
+return {
+  architecture = "Qwen2ForCausalLM",
+  constructor = "decoder",
+  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = true, out_bias = false,
+    mlp_bias = false, qk_norm = "none", eps = 1e-6, rotary = 10000, tied = false },
+  config = common.joined(common.sizes, common.grouped, {
+    { "head_dim", "head_size" },
+    { "rms_norm_eps", "eps", default = 1e-6 },
+    { "tie_word_embeddings", "tied", default = false },
+    { "use_sliding_window", is = false },
+    { "hidden_act", is = "silu" },
+  }),
+  rope = true,
+  extra = { bos_token_id = 0, eos_token_id = 0 },
+  tensors = common.tensors { qkv_bias = true },
+}

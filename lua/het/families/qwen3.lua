@@ -1,0 +1,20 @@
+-- Qwen 3 (Yang et al. 2025): LLaMA with norms of each head's queries and keys.
+local common = require "het.families.common"
+
+return {
+  architecture = "Qwen3ForCausalLM",
+  constructor = "decoder",
+  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
+    qk_norm = "head", eps = 1e-6, rotary = 10000, tied = false },
+  config = common.joined(common.sizes, common.grouped, {
+    { "head_dim", "head_size", default = 128, written = function(a) return a.head_size or a.width / a.heads end },
+    { "rms_norm_eps", "eps", default = 1e-6 },
+    { "tie_word_embeddings", "tied", default = false },
+    { "attention_bias", "bias", default = false },
+    { "use_sliding_window", is = false },
+    { "hidden_act", is = "silu" },
+  }),
+  rope = true,
+  extra = { bos_token_id = 0, eos_token_id = 0 },
+  tensors = common.tensors { qkv_bias = "bias", out_bias = "bias", more = common.qk_norms },
+}
