@@ -11,6 +11,7 @@ local settings = {
   gpt_neox = { rotary_share = 0.5, activation = "gelu" },
   llama = { bias = true, scaling = { rope_type = "llama3", factor = 4, low_freq_factor = 1, high_freq_factor = 4,
     original_max_position_embeddings = 8 } },
+  mixtral = { experts = 4 }, olmoe = { experts = 4, top = 2 }, qwen3_moe = { experts = 4, top = 2, hidden = 24 },
   mistral = { window = 4, kv_heads = 2, rotary = 500 },
   qwen2 = { scaling = { rope_type = "yarn", factor = 2, original_max_position_embeddings = 8 } },
   qwen3 = { head_size = 16, kv_heads = 1, tied = true },

@@ -80,11 +80,19 @@ CASES = {
     'gpt_neox one after the other': lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
         **SMALL, use_parallel_residual=False, hidden_act='gelu_new', attention_bias=False,
         rope_parameters={'rope_type': 'default', 'rope_theta': 10000.0, 'partial_rotary_factor': 1.0})),
+    'mixtral': lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        **SMALL, num_key_value_heads=2, num_local_experts=4)),
+    'olmoe': lambda: transformers.OlmoeForCausalLM(transformers.OlmoeConfig(
+        **SMALL, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2)),
+    'qwen3_moe': lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        **SMALL, num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+        norm_topk_prob=True)),
     'bert': lambda: transformers.BertForMaskedLM(transformers.BertConfig(
         vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
         max_position_embeddings=16)),
 }
-FRESH = ['gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'llama', 'mistral', 'olmo2', 'phi3', 'qwen2', 'qwen3']
+FRESH = ['gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'llama', 'mistral', 'mixtral', 'olmo2', 'olmoe', 'phi3',
+         'qwen2', 'qwen3', 'qwen3_moe']
 
 
 def tokens():

@@ -118,6 +118,21 @@ function common.tensors(differs)
   })
 end
 
+--- Rows of a mixture of experts, and of its other tensors, in place of LLaMA's feed-forward layer.
+-- @tparam table names of `mlp`, `side`, `up` and `down`
+-- @tparam table differs as common.tensors has it
+function common.expert_tensors(names, differs)
+  local rows, mlp = {}, "model.layers.%d." .. names.mlp
+  for _, row in ipairs(common.tensors(differs)) do
+    if not (type(row[2]) == "string" and row[2]:find "mlp%.") then rows[#rows + 1] = row end
+  end
+  rows[#rows + 1] = { mlp .. ".gate.weight", "blocks.%d.mlp.gate", plain = true }
+  for _, part in ipairs { "side", "up", "down" } do
+    rows[#rows + 1] = { mlp .. ".experts.%e." .. names[part], "blocks.%d.mlp." .. part, experts = true }
+  end
+  return rows
+end
+
 --- Norms of queries and keys.
 common.qk_norms = {
   { "model.layers.%d.self_attn.q_norm", "blocks.%d.attention.q_norm" },

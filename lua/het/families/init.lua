@@ -5,7 +5,7 @@
 --   constructor   "gpt", "llama", "bert" or "decoder": the constructor of het.nn that makes it
 --   decoder       of those made by nn.decoder: arguments whose value is the family's where a model gives none
 --   config        rows { key of config.json, our argument, ... }:
---                   is =       the only value there may be, in place of an argument
+--                   is =       the only value there may be, in place of an argument; native.null: none
 --                   need =     it has to be there
 --                   default =  what it counts as where it is absent; a value
 --                   null =     what it counts as where it is null
@@ -26,6 +26,7 @@
 --                   zeros      theirs always has a bias: without ours it is written as zeros
 --                   plain      the names are whole
 --                   untied     only of a classifier with a table of its own
+--                   experts    %e is the number of an expert: theirs one below the other are ours
 --   alternatives  { pattern, replacement } by which names of some checkpoints differ
 local define = require "het.language.define"
 local errors = require "het.errors"
@@ -34,8 +35,8 @@ local text = require "het.text"
 
 local families = {}
 
-local names = { "bert", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3",
-  "qwen2", "qwen3" }
+local names = { "bert", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2",
+  "olmoe", "phi3", "qwen2", "qwen3", "qwen3_moe" }
 local known = {}
 for _, name in ipairs(names) do known[name] = true end
 
@@ -150,7 +151,8 @@ local function read_row(row, config, refuse, family, folder)
   local key, value = row[1], config[row[1]]
   if row.is ~= nil then
     if is_given(value) and value ~= row.is then
-      refuse(("%s = %s is not supported; %s is"):format(key, tostring(value), tostring(row.is)))
+      refuse(("%s = %s is not supported; %s is"):format(key, tostring(value),
+        row.is == native.null and "null" or tostring(row.is)))
     end
     return nil
   end
@@ -243,7 +245,7 @@ local floats = {}
 for name in ([[attention_dropout attention_probs_dropout_prob attn_logit_softcapping attn_pdrop beta_fast beta_slow
   embd_pdrop factor final_logit_softcapping hidden_dropout hidden_dropout_prob high_freq_factor initializer_range
   layer_norm_eps layer_norm_epsilon low_freq_factor partial_rotary_factor resid_pdrop rms_norm_eps rope_local_base_freq
-  rope_theta rotary_emb_base rotary_pct]]):gmatch "%S+" do floats[name] = true end
+  rope_theta rotary_emb_base rotary_pct router_aux_loss_coef router_jitter_noise]]):gmatch "%S+" do floats[name] = true end
 
 --- A configuration as the text of config.json.
 function families.config_text(config)
@@ -262,7 +264,8 @@ end
 
 --- Why a model cannot be stored as its family, and the argument; nil when it can.
 function families.problem(a)
-  local family, expressed = families.find(a.family), { family = true, block = true }
+  local family = families.find(a.family)
+  local expressed = { family = true, block = true, capacity = true, auxiliary = true }
   for _, row in ipairs(family.config) do
     if row[2] then expressed[row[2]] = true end
   end
@@ -293,6 +296,12 @@ end
 function families.rows(family, a)
   local s, list = families.settings(a, family), {}
   local function add(row, number)
+    if row.experts then
+      local theirs = {}
+      for e = 0, s.experts - 1 do theirs[e + 1] = row[1]:gsub("%%e", e) .. ".weight" end
+      list[#list + 1] = { named(theirs, number, ""), named(row[2], number, ""), experts = true }
+      return
+    end
     local function push(suffix, zeros)
       list[#list + 1] = { named(row[1], number, suffix), named(row[2], number, suffix),
         transpose = row.transpose and suffix ~= ".bias" or nil, by_heads = row.by_heads, zeros = zeros or nil }

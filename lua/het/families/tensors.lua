@@ -55,7 +55,12 @@ end
 -- The tensor of one of our names, of `found`, theirs.
 local function ours_of(row, a, found)
   if row.transpose then return found[1]:transposed() end
-  if not row.by_heads then return native.stored_joined(found) end
+  if not row.by_heads then
+    local joined = native.stored_joined(found)
+    if not row.experts then return joined end
+    local shape = joined.shape
+    return joined:reshaped { #found, shape[1] / #found, shape[2] }
+  end
   local rows = {}
   for i, part in ipairs(parts_by_head(a)) do rows[i] = found[1]:rows(part[1], part[2]) end
   return native.stored_joined(rows)
@@ -135,6 +140,12 @@ function tensors.written(family, model, state)
     if row.zeros then
       local weight = shapes[(ours[1]:gsub("%.bias$", ".weight"))]
       result[theirs[1]] = native.full({ weight[1] }, 0, "f32")
+    elseif row.experts then
+      local tensor = state:read(ours[1])
+      for i, name in ipairs(theirs) do
+        local part = op.slice(tensor, { dim = 0, start = i - 1, length = 1 })
+        result[name] = op.reshape(part, { shape = { tensor.shape[2], tensor.shape[3] } })
+      end
     elseif #theirs > 1 then
       local d, kv_heads = head_size(a), a.kv_heads or a.heads
       local parts = { op.split(state:read(ours[1]), { dim = 0, sizes = { a.heads * d, kv_heads * d, kv_heads * d } }) }

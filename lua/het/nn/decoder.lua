@@ -2,6 +2,7 @@
 -- one model, whose family (lua/het/families) chooses them.
 local attention = require "het.nn.attention"
 local basic = require "het.nn.basic"
+local experts = require "het.nn.experts"
 local families = require "het.families"
 local language = require "het.nn.language"
 local layer = require "het.nn.layer"
@@ -110,6 +111,11 @@ local function settings_of(a) return families.settings(a) end
 local function block_arguments(a, i)
   local b = {}
   for _, field in ipairs(block_fields) do b[field[1]] = a[field[1]] end
+  if a.experts then
+    b.mlp = experts.experts { width = a.width, hidden = a.hidden or attention.swiglu_hidden(a.width),
+      experts = a.experts, top = a.top, gated = true, normalised = a.normalised, activation = a.activation, auxiliary = a.auxiliary,
+      capacity = a.capacity or a.experts / a.top }
+  end
   -- Every so many layers one sees all; the others have the window, and may have other positions.
   local is_global = not a.window_every or i % a.window_every == 0
   if a.window_every and is_global or (b.window and b.window >= a.context) then b.window = nil end
@@ -147,6 +153,11 @@ local fields = {
   { "window_every", "integer", "of so many layers the last has no window", min = 1 },
   { "local_rotary", "number", "base of the rotary positions of layers with a window (default: as the others)",
     above = 1 },
+  { "experts", "integer", "experts in each block, of families that have them", min = 1 },
+  { "top", "integer", "experts of a token", min = 1 },
+  { "normalised", "boolean", "what a token's experts count adds up to 1" },
+  { "capacity", "number", "places of an expert, as nn.experts has them (default: for all tokens)", above = 0 },
+  { "auxiliary", "number", "weight of the loss that balances the experts (default: 0)", min = 0 },
   { "block", "function", "function(width, heads, index) that returns a block of your own" },
 }
 -- What only the family decides.

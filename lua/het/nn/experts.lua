@@ -17,7 +17,9 @@ end
 -- What a token's choices count: of one its probability (Fedus et al. 2021), of more their shares of the sum (Lepikhin
 -- et al. 2020).
 local function weights(a, chosen)
-  if a.top == 1 then return chosen end
+  local normalised = a.normalised
+  if normalised == nil then normalised = a.top > 1 end
+  if not normalised then return chosen end
   return op.div(chosen, op.sum(chosen, { dims = { -1 }, keep = true }))
 end
 
@@ -44,6 +46,8 @@ experts.experts = layer.define {
       default = 1.25, above = 0 },
     { "auxiliary", "number", "weight of the loss that balances the experts, while training", default = 0.01,
       min = 0 },
+    { "normalised", "boolean", "what a token's choices count adds up to 1 (default: where `top` is more than 1)" },
+    { "gated", "boolean", "each has a gate as nn.swiglu: down(activation(side(x)) · up(x))", default = false },
     { "activation", "string", "inside", default = "gelu", choices = { "gelu", "gelu_exact", "silu", "relu" } },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
@@ -55,14 +59,18 @@ experts.experts = layer.define {
   show = function(a)
     return ("%d → %d, %s, top %d of %d"):format(a.width, hidden_of(a), a.activation, a.top, a.experts)
   end,
+  -- With places for all tokens none depends on the others.
+  pointwise = function(a) return a.capacity * a.top >= a.experts end,
   -- Of the experts that a token goes to.
-  flops = function(a) return 12 * a.top * a.width * hidden_of(a) end,
+  flops = function(a) return (a.gated and 18 or 12) * a.top * a.width * hidden_of(a) end,
   parameters = function(a)
-    return {
+    local list = {
       { "gate", { a.experts, a.width }, full = true },
       { "up", { a.experts, hidden_of(a), a.width } },
       { "down", { a.experts, a.width, hidden_of(a) }, projection = true },
     }
+    if a.gated then list[#list + 1] = { "side", { a.experts, hidden_of(a), a.width } } end
+    return list
   end,
   forward = function(self, x)
     local a, b = self.arguments, self.builder
@@ -80,7 +88,12 @@ experts.experts = layer.define {
     end
     local y = op.dispatch(x, slot, { experts = a.experts, capacity = capacity })
     y = op.reshape(y, { shape = { a.experts, samples * capacity, a.width } })
-    local h = attention.activate(a.activation, op.matmul(y, self.up, { transpose_b = true }))
+    local h = op.matmul(y, self.up, { transpose_b = true })
+    if a.gated then
+      h = op.mul(attention.activate(a.activation, op.matmul(y, self.side, { transpose_b = true })), h)
+    else
+      h = attention.activate(a.activation, h)
+    end
     y = op.matmul(h, self.down, { transpose_b = true })
     y = op.reshape(y, { shape = { a.experts, samples, capacity, a.width } })
     return b:dropout(op.combine(y, slot, weights(a, chosen)), a.dropout)
