@@ -358,6 +358,8 @@ std::vector<int32_t> tokenizer_encode(TokenizerHandle& tokenizer, std::string te
 std::string tokenizer_decode(TokenizerHandle& tokenizer, std::vector<int32_t> ids) {
   return tokenizer->decode(ids);
 }
+std::vector<int32_t> tokenizer_prefix(TokenizerHandle& tokenizer) { return tokenizer->prefix(); }
+std::vector<int32_t> corpus_prefix(CorpusHandle& corpus) { return tokenizer_of(corpus).prefix(); }
 int tokenizer_index(lua_State* L) {
   auto& tokenizer = check_object<TokenizerHandle>(L, 1);
   if (lua_type(L, 2) == LUA_TSTRING && std::string_view(lua_tostring(L, 2)) == "vocab")
@@ -428,12 +430,12 @@ int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, d
 void add_data(lua_State* L) {
   make_class<CorpusHandle>(
       L,
-      {bind<&corpus_encode>("encode"), bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
+      {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"), bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
        bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler")},
       &corpus_index);
   make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"),
                                 bind<&sampler_seek>("seek"), bind<&sampler_close>("close")});
-  make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_decode>("decode")},
+  make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"), bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
   make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),

@@ -2,89 +2,19 @@
 // learners" (2019): text is cut into words, the bytes of a word are its first symbols, and the neighbouring
 // pair that stands first in the list of merges is joined until none is left.
 #include <algorithm>
-#include <queue>
 #include <unordered_map>
 
 #include "core/base/error.h"
+#include "core/data/merges.h"
 #include "core/data/tokenizer_kinds.h"
-#include "core/data/unicode.h"
+#include "core/data/words.h"
 #include "core/io/file.h"
 
 namespace het {
 namespace {
 
-// vocab.json writes each byte as a printable character: itself where that prints, else one from U+0100 on.
-std::vector<char32_t> byte_characters() {
-  std::vector<char32_t> characters(256);
-  char32_t next = 0x100;
-  for (char32_t b = 0; b < 256; ++b) {
-    const bool prints = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-    characters[b] = prints ? b : next++;
-  }
-  return characters;
-}
-
-// The bytes that a token of vocab.json stands for; characters that stand for no byte are kept as they are.
-std::string bytes_of_token(const std::string& token, const std::unordered_map<char32_t, char>& bytes,
-                           std::string_view what) {
-  std::string result;
-  for (const char32_t c : code_points_of(token, what)) {
-    const auto byte = bytes.find(c);
-    if (byte != bytes.end())
-      result += byte->second;
-    else
-      append_utf8(result, c);
-  }
-  return result;
-}
-
 // A word in the making takes some 50 times its bytes.
 constexpr size_t kMostWord = size_t{64} << 20;
-
-enum class Kind : uint8_t { letter, number, space, other, end };
-
-Kind kind_at(std::string_view text, size_t at, int& bytes) {
-  if (at >= text.size()) {
-    bytes = 0;
-    return Kind::end;
-  }
-  const Decoded decoded = decode_utf8(text, at);
-  bytes = std::max(decoded.bytes, 1);
-  if (decoded.bytes == 0) return Kind::other;
-  return is_letter(decoded.code_point)   ? Kind::letter
-         : is_number(decoded.code_point) ? Kind::number
-         : is_space(decoded.code_point)  ? Kind::space
-                                         : Kind::other;
-}
-
-// Where the word that begins at `begin` ends:
-// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-size_t word_end(std::string_view text, size_t begin) {
-  if (text[begin] == '\'')
-    for (const std::string_view ending : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"})
-      if (text.substr(begin, ending.size()) == ending) return begin + ending.size();
-  int bytes = 0;
-  size_t at = begin;
-  Kind kind = kind_at(text, at, bytes);
-  if (text[begin] == ' ') {
-    int following = 0;
-    const Kind next = kind_at(text, begin + 1, following);
-    if (next != Kind::space && next != Kind::end) {
-      kind = next;
-      at = begin + 1;
-      bytes = following;
-    }
-  }
-  size_t last = at;  // where the last character of the run begins
-  const Kind run = kind;
-  while (kind == run) {
-    last = at;
-    at += static_cast<size_t>(bytes);
-    kind = kind_at(text, at, bytes);
-  }
-  // Of spaces before a word, the last one goes with the word.
-  return run == Kind::space && kind != Kind::end && last > begin ? last : at;
-}
 
 class BpeTokenizer final : public Tokenizer {
  public:
@@ -92,8 +22,7 @@ class BpeTokenizer final : public Tokenizer {
   BpeTokenizer(std::vector<std::string> tokens, std::vector<std::string> merges, std::string_view what)
       : tokens_(std::move(tokens)), merges_(std::move(merges)) {
     const std::vector<char32_t> characters = byte_characters();
-    std::unordered_map<char32_t, char> bytes;
-    for (size_t b = 0; b < 256; ++b) bytes[characters[b]] = static_cast<char>(static_cast<unsigned char>(b));
+    const std::unordered_map<char32_t, char> bytes = bytes_of_characters();
     std::unordered_map<std::string, int32_t> ids;
     for (size_t i = 0; i < tokens_.size(); ++i) {
       ids[tokens_[i]] = static_cast<int32_t>(i);
@@ -115,7 +44,7 @@ class BpeTokenizer final : public Tokenizer {
       if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos)
         fail_usage("{}: merge {} is '{}'; two tokens with a space between are wanted", what, rank + 1, line);
       const std::string a = line.substr(0, space), b = line.substr(space + 1);
-      pairs_.emplace(pair_of(id_of(a), id_of(b)), Merge{static_cast<int32_t>(rank), id_of(a + b)});
+      pairs_.add(id_of(a), id_of(b), id_of(a + b));
     }
   }
 
@@ -151,64 +80,17 @@ class BpeTokenizer final : public Tokenizer {
   }
 
  private:
-  struct Merge {
-    int32_t rank, result;
-  };
-  static uint64_t pair_of(int32_t a, int32_t b) {
-    return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b);
-  }
-
-  // The symbols are a linked list; candidate pairs wait in a queue by rank, then position. A candidate whose
-  // symbols have changed since is stale and dropped.
   std::vector<int32_t> encode_word(std::string_view word) const {
-    struct Symbol {
-      int32_t id;
-      int64_t before, after;
-    };
-    struct Candidate {
-      int32_t rank;
-      int64_t at;
-      uint64_t pair;
-      int32_t result;
-      bool operator>(const Candidate& other) const {
-        return std::tie(rank, at) > std::tie(other.rank, other.at);
-      }
-    };
-    const int64_t count = static_cast<int64_t>(word.size());
-    std::vector<Symbol> symbols;
-    for (int64_t i = 0; i < count; ++i)
-      symbols.push_back({first_[static_cast<unsigned char>(word[static_cast<size_t>(i)])], i - 1,
-                         i + 1 < count ? i + 1 : -1});
-    std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
-    const auto propose = [&](int64_t at) {
-      if (at < 0 || symbols[at].after < 0) return;
-      const uint64_t pair = pair_of(symbols[at].id, symbols[symbols[at].after].id);
-      const auto merge = pairs_.find(pair);
-      if (merge != pairs_.end()) queue.push({merge->second.rank, at, pair, merge->second.result});
-    };
-    for (int64_t i = 0; i < count; ++i) propose(i);
-    while (!queue.empty()) {
-      const Candidate best = queue.top();
-      queue.pop();
-      Symbol& left = symbols[best.at];
-      if (left.id < 0 || left.after < 0 || pair_of(left.id, symbols[left.after].id) != best.pair) continue;
-      Symbol& right = symbols[left.after];
-      left.id = best.result;
-      right.id = -1;
-      left.after = right.after;
-      if (left.after >= 0) symbols[left.after].before = best.at;
-      propose(left.before);
-      propose(best.at);
-    }
     std::vector<int32_t> ids;
-    for (int64_t at = 0; at >= 0; at = symbols[at].after) ids.push_back(symbols[at].id);
+    for (const char byte : word) ids.push_back(first_[static_cast<unsigned char>(byte)]);
+    pairs_.apply(ids);
     return ids;
   }
 
   std::vector<std::string> tokens_, merges_;
   std::vector<std::string> bytes_;  // of each token
   int32_t first_[256];              // the token of each byte
-  std::unordered_map<uint64_t, Merge> pairs_;
+  Merges pairs_;
 };
 
 // Token texts by id from vocab.json's object; ids must be 0 .. n - 1, each once.

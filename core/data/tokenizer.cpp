@@ -11,7 +11,7 @@
 namespace het {
 namespace {
 
-const std::vector<std::string> kKinds = {"char", "byte", "sentencepiece", "bpe"};
+const std::vector<std::string> kKinds = {"char", "byte", "sentencepiece", "bpe", "huggingface"};
 
 int line_of(std::string_view text, size_t position) {
   return 1 + static_cast<int>(
@@ -162,7 +162,10 @@ std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_vie
   if (model.empty())
     fail_usage(
         "the {} tokenizer needs 'model': {}", kind,
-        kind == "bpe" ? "a folder with vocab.json and merges.txt" : "the path of a trained .model file");
+        kind == "bpe"           ? "a folder with vocab.json and merges.txt"
+        : kind == "huggingface" ? "a folder with tokenizer.json"
+                                : "the path of a trained .model file");
+  if (kind == "huggingface") return make_huggingface_tokenizer(model);
   return kind == "bpe" ? make_bpe_tokenizer(model) : make_sentencepiece_tokenizer(model);
 }
 
@@ -171,6 +174,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const Json& json, std::string_vie
   if (kind == "byte") return make_byte_tokenizer();
   if (kind == "sentencepiece") return sentencepiece_from_base64(text_member(json, "model", what), what);
   if (kind == "bpe") return bpe_from_json(json, what);
+  if (kind == "huggingface") return huggingface_from_json(json, what);
   if (kind != "char") with_context([&] { return std::string(what); }, [&] { fail_kind(kind); });
   const std::u32string characters = code_points_of(text_member(json, "characters", what), what);
   if (characters.empty()) fail_usage("{}: the vocabulary is empty", what);

@@ -17,13 +17,15 @@ namespace het {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  virtual std::string_view kind() const = 0;  // "char", "byte", "sentencepiece", "bpe"
+  virtual std::string_view kind() const = 0;  // "char", "byte", "sentencepiece", "bpe", "huggingface"
   virtual int64_t vocabulary_size() const = 0;
   // Throws Error(usage) naming the first character that the vocabulary lacks and where it stands.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Throws Error(usage) for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   virtual Json to_json() const = 0;
+  // What stands before a text that a model is to continue, such as a token for its beginning.
+  virtual std::vector<int32_t> prefix() const { return {}; }
   // True when encode(a + b) is encode(a) followed by encode(b) wherever a code point ends.
   virtual bool splits_anywhere() const { return false; }
 };
@@ -38,7 +40,10 @@ std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const Path& model);
 // GPT-2's byte-level BPE from a folder with vocab.json and merges.txt.
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Path& folder);
 
-// By kind: "char" (from `text`), "byte", "sentencepiece" or "bpe" (from the file or folder `model`). Throws
+// A folder with a tokenizer.json of Hugging Face's tokenizers, or that file.
+std::unique_ptr<Tokenizer> make_huggingface_tokenizer(const Path& model);
+
+// By kind: "char" (from `text`), "byte", "sentencepiece", "bpe" or "huggingface" (from the file or folder `model`). Throws
 // Error(usage) naming the nearest kind.
 std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const Path& model);
 // What to_json() gave. `what` names the source in errors.

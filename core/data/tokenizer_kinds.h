@@ -7,6 +7,7 @@ namespace het {
 
 std::unique_ptr<Tokenizer> sentencepiece_from_base64(std::string_view model, std::string_view what);
 std::unique_ptr<Tokenizer> bpe_from_json(const Json& json, std::string_view what);
+std::unique_ptr<Tokenizer> huggingface_from_json(const Json& json, std::string_view what);
 
 // The id as an index; throws Error(usage) when it is outside the vocabulary.
 size_t checked_id(int32_t id, const Tokenizer& tokenizer);

@@ -1,10 +1,24 @@
-// The three classes of characters by which GPT-2's tokenizer cuts text into words.
+// What tokenizers ask of characters: their general category, and the canonical composed form of a text.
 #pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace het {
 
+// General categories, by their names in the standard; letters come first, unassigned is last.
+enum class Category : uint8_t {
+  Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, No, Pc, Pd, Ps, Pe, Pi, Pf, Po, Sm, Sc, Sk, So, Zs, Zl, Zp, Cc, Cf, Cs,
+  Co, Cn
+};
+
+Category category_of(char32_t c);
 bool is_letter(char32_t c);  // general category L*
 bool is_number(char32_t c);  // general category N*
 bool is_space(char32_t c);   // property White_Space
+
+// Normalization Form C. Bytes that are not UTF-8 stay as they are.
+std::string nfc(std::string_view text);
 
 }  // namespace het

@@ -26,6 +26,9 @@ function Corpus:encode(words) return self.native:encode(words) end
 --- Text of token ids.
 function Corpus:decode(ids) return self.native:decode(ids) end
 
+--- Token ids that stand before a text that a model is to continue.
+function Corpus:prefix() return self.native:prefix() end
+
 --- The vocabulary, as it is saved beside a model; nil for token files that were given none.
 function Corpus:vocabulary() return self.native:vocabulary() end
 
@@ -150,10 +153,13 @@ end
 
 local text_fields = {
   { "path", "string", "a text file, or a folder: its text files in sorted order", required = true, path = "read" },
-  { "tokenizer", "string", "what a token is", default = "char", choices = { "char", "byte", "sentencepiece", "bpe" } },
-  { "model", "string", "file of a SentencePiece model, or folder with vocab.json and merges.txt of a bpe",
+  { "tokenizer", "string", "what a token is", default = "char", choices = { "char", "byte", "sentencepiece", "bpe",
+    "huggingface" } },
+  { "model", "string", "file of a SentencePiece model, folder with vocab.json and merges.txt of a bpe, or folder with "
+    .. "tokenizer.json of Hugging Face",
     path = "read" },
-  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder: used instead of a new one",
+  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder, or a folder with tokenizer.json: used "
+    .. "instead of a new one",
     path = "read" },
   { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
   { "limit", "string|number", 'most text read from a folder, such as "4 MB"', default = "1 GiB" },
@@ -161,9 +167,11 @@ local text_fields = {
 
 local function check_text(name)
   return function(a, report)
-    if (a.tokenizer == "sentencepiece" or a.tokenizer == "bpe") and not a.model and not a.vocabulary then
+    local needed = { sentencepiece = "SentencePiece model file", bpe = "folder with vocab.json and merges.txt",
+      huggingface = "folder with tokenizer.json" }
+    if needed[a.tokenizer] and not a.model and not a.vocabulary then
       report("tokenizer", ("%s.tokenizer = \"%s\" needs 'model', the %s"):format(name, a.tokenizer,
-        a.tokenizer == "bpe" and "folder with vocab.json and merges.txt" or "SentencePiece model file"))
+        needed[a.tokenizer]))
     end
     if type(a.limit) == "string" and not pcall(native.parse_bytes, a.limit) then
       report("limit", ('%s.limit = "%s" is not a size; write it as "4 MB"'):format(name, a.limit))
@@ -174,8 +182,13 @@ end
 -- The vocabulary in a file, or in the folder of a saved model.
 local function read_vocabulary(path)
   if not path then return nil end
-  if native.path_kind(path) == "folder" then path = path .. "/vocabulary.json" end
-  return native.json_read(path)
+  if native.path_kind(path) ~= "folder" then return native.json_read(path) end
+  local own = path .. "/vocabulary.json"
+  if native.path_kind(own) ~= "file" then
+    local found = require("het.model.tokenizer").vocabulary(path)
+    if found then return found end
+  end
+  return native.json_read(own)
 end
 
 local function open_text(constructor, a, objective)
@@ -215,6 +228,7 @@ local function tokenizer_of(path)
   if not path then return {} end
   local kind = native.path_kind(path)
   if kind == "folder" and native.path_kind(path .. "/vocabulary.json") ~= "file"
+    and native.path_kind(path .. "/tokenizer.json") ~= "file"
     and native.path_kind(path .. "/merges.txt") == "file" then
     return { tokenizer = "bpe", model = path }
   end
@@ -237,7 +251,8 @@ data.tokens = define.constructor {
     { "vocab", "integer", "number of different tokens (default: the vocabulary's, or the greatest found, plus one)",
       min = 1 },
     { "vocabulary", "string", "what the tokens were made with, so that the run can write text: vocabulary.json of an "
-      .. "earlier run or its folder, a folder with vocab.json and merges.txt, or a SentencePiece model file",
+      .. "earlier run or its folder, a folder with tokenizer.json or with vocab.json and merges.txt, or a "
+      .. "SentencePiece model file",
       path = "read" },
   },
   build = function(a)

@@ -7,6 +7,7 @@ local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
 local tensors_of = require "het.families.tensors"
+local tokenizer = require "het.model.tokenizer"
 local text = require "het.text"
 
 local files = {}
@@ -14,7 +15,8 @@ local files = {}
 -- The files of a saved run, in the order in which they are written and then put in their places. While the first of
 -- them is staged the others may be unfinished, and those in place are a whole save; once it stands in its place all
 -- of them are whole, and what is still staged counts.
-local parts = { "training.safetensors", "model.safetensors", "vocabulary.json", "config.json" }
+local parts = { "training.safetensors", "model.safetensors", "vocabulary.json", unpack(tokenizer.files) }
+parts[#parts + 1] = "config.json"
 
 local function is_staged(folder, part)
   return native.path_kind(native.staged_path(folder .. "/" .. part)) == "file"
@@ -62,7 +64,7 @@ function files.held(folder)
     if native.path_kind(folder .. "/" .. part) == "file" then access.check(folder .. "/" .. part, true) end
   end
   local other = first_of(foreign)
-  local found = first_of { parts[1], parts[2] } or other or first_of { parts[3], parts[4] }
+  local found = first_of { parts[1], parts[2] } or other or first_of { parts[3], "config.json" }
   if not found then return nil end
   local steps
   for i = 1, 2 do steps = steps or count_of(metadata_of(place_of(folder, parts[i])).step) end
@@ -205,12 +207,13 @@ end
 -- @param model the description
 -- @param state the state with its weights, or a copy of it
 -- @tparam table about numbers and texts to go on with, `step` among them
--- @param[opt] vocabulary JSON
+-- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
 -- @return what has done(), and wait(), which raises what kept it from being saved
 function files.begin_save(folder, model, state, about, vocabulary)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
   finish_save(folder)
+  vocabulary = vocabulary or model and rawget(model, "saved_vocabulary")
   local tensors, config = model_of(model, state)
   local training, metadata = training_of(state, about)
   local contents = {
@@ -219,6 +222,7 @@ function files.begin_save(folder, model, state, about, vocabulary)
     ["vocabulary.json"] = vocabulary and { json = vocabulary },
     ["config.json"] = { text = config },
   }
+  for name, words in pairs(tokenizer.contents(vocabulary)) do contents[name] = { text = words } end
   local set = {}
   for _, part in ipairs(parts) do
     if contents[part] then
@@ -261,10 +265,11 @@ function files.set_initial_weights(folder, model, state)
   return metadata
 end
 
---- The vocabulary saved in a folder, as JSON; nil when there is none.
+--- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
 function files.vocabulary(folder)
   local path = place_of(folder, "vocabulary.json")
-  return native.path_kind(path) == "file" and native.json_read(path) or nil
+  if native.path_kind(path) == "file" then return native.json_read(path) end
+  return tokenizer.vocabulary(folder)
 end
 
 local function finite(words)
@@ -339,6 +344,9 @@ function files.export(folder, about, state)
                   metadata = { format = "pt", step = about.step and ("%d"):format(about.step) } },
                 { path = folder .. "/config.json", text = config } }
   if about.vocabulary then set[3] = { path = folder .. "/vocabulary.json", json = about.vocabulary } end
+  for name, words in pairs(tokenizer.contents(about.vocabulary)) do
+    set[#set + 1] = { path = folder .. "/" .. name, text = words }
+  end
   native.save_files(set):wait()
 end
 
@@ -391,10 +399,9 @@ files.load = define.document({
     rawset(model, "folder", folder)
     rawset(model, "found_config", config)
     rawset(model, "found_text", native.read_text(place_of(folder, "config.json")))
-    local vocabulary = place_of(folder, "vocabulary.json")
-    if native.path_kind(vocabulary) == "file" then
-      rawset(model, "saved_vocabulary", native.json_read(vocabulary))
-    end
+    local vocabulary = files.vocabulary(folder)
+    rawset(model, "saved_vocabulary", vocabulary)
+    rawset(model, "ends", tokenizer.ends(vocabulary, config))
   end
   return model
 end)

@@ -113,7 +113,7 @@ end
 --- Ids that follow the prompt's.
 -- @tparam {int,...} prompt at least one id
 -- @tparam table options `tokens`, `context`, `temperature`, `top_k`, `top_p`, `seed`
--- @tparam[opt] function emit called with each id as it is drawn
+-- @tparam[opt] function emit called with each id as it is drawn; the text ends when it returns "end"
 -- @tparam[opt] int known ids from 0 on that may be drawn (default: all)
 function Generator:ids(prompt, options, emit, known)
   fit(self, #prompt + options.tokens, options.context)
@@ -133,10 +133,14 @@ function Generator:ids(prompt, options, emit, known)
     local id = native.draw(logits, options.temperature, options.top_k, options.top_p,
       native.random(options.seed, 0x67656e, i), known)
     all[#all + 1], made[#made + 1] = id, id
-    if emit then emit(id) end
+    local ends = emit and emit(id) == "end"
     if self.turn ~= turn then
       errors.usage("another text was begun before this one ended; generate cannot be called from a function that "
         .. "it calls")
+    end
+    if ends then
+      made[#made] = nil
+      break
     end
     if i < options.tokens then
       if not self.incremental then
@@ -179,16 +183,21 @@ end
 -- @tparam[opt] function emit called with pieces of text as they come
 -- @treturn string what follows the prompt
 function Generator:text(corpus, options, emit)
-  local prompt = corpus:encode(options.prompt or generate.default_prompt(corpus))
+  local prompt = corpus:prefix()
+  for _, id in ipairs(corpus:encode(options.prompt or generate.default_prompt(corpus))) do prompt[#prompt + 1] = id end
   if #prompt == 0 then errors.usage("the prompt is empty; give at least one character") end
   for _, id in ipairs(prompt) do
     if id >= self.model.arguments.vocab then
       errors.usage("the prompt has token %d, the model knows %d", id, self.model.arguments.vocab)
     end
   end
-  -- A character may be spread over several tokens: what is decoded is always the whole, its new end is emitted.
-  local ids, shown = {}, 0
+  -- A character may be spread over several tokens, and some begin with a space that the first of a text lacks: what is
+  -- decoded is always the whole, from the prompt's last token on, and its new end is emitted.
+  local ids, ends = { prompt[#prompt] }, rawget(self.model, "ends") or {}
+  local before = #corpus:decode(ids)
+  local shown = before
   self:ids(prompt, options, function(id)
+    if ends[id] then return "end" end
     ids[#ids + 1] = id
     if emit then
       local whole = corpus:decode(ids)
@@ -204,7 +213,7 @@ function Generator:text(corpus, options, emit)
   end, corpus.known or corpus.vocab)   -- a model may have more tokens than its vocabulary
   local result = corpus:decode(ids)
   if emit and #result > shown then emit(result:sub(shown + 1)) end
-  return result
+  return result:sub(before + 1)
 end
 
 --- Something that encodes and decodes with a saved vocabulary, when there is no corpus.
@@ -241,7 +250,7 @@ function generate.from_model(model, options)
     errors.usage("this model has no weights yet; train it, or load one: het.load(folder)")
   end
   if not rawget(model, "saved_vocabulary") then
-    errors.usage("%s has no vocabulary.json; without it text cannot be encoded", model.folder)
+    errors.usage("%s has neither vocabulary.json nor tokenizer.json; without them text cannot be encoded", model.folder)
   end
   if not rawget(model, "state") then
     local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)

@@ -113,8 +113,8 @@ local function block_arguments(a, i)
   for _, field in ipairs(block_fields) do b[field[1]] = a[field[1]] end
   if a.experts then
     b.mlp = experts.experts { width = a.width, hidden = a.hidden or attention.swiglu_hidden(a.width),
-      experts = a.experts, top = a.top, gated = true, normalised = a.normalised, activation = a.activation, auxiliary = a.auxiliary,
-      capacity = a.capacity or a.experts / a.top }
+      experts = a.experts, top = a.top, gated = true, normalised = a.normalised, activation = a.activation,
+      auxiliary = a.auxiliary, capacity = a.capacity or a.experts / a.top }
   end
   -- Every so many layers one sees all; the others have the window, and may have other positions.
   local is_global = not a.window_every or i % a.window_every == 0
