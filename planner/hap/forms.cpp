@@ -4,6 +4,7 @@
 #include <bit>
 
 namespace het::planner::hap {
+
 ValueCosts::ValueCosts(ShardingCosts& costs, const MaybeShares& shares, ValueId id) {
   const PlacementTable& table = costs.table();
   const auto& placements = table.placements(id);
@@ -25,10 +26,16 @@ ValueCosts::ValueCosts(ShardingCosts& costs, const MaybeShares& shares, ValueId 
     }
     whole_.push_back(whole);
   }
+  constexpr size_t kMostInTable = 6;
+  if (count > kMostInTable) return;
+  for (size_t from = 0; from < count; ++from)
+    for (size_t phase = 0; phase < kPhases; ++phase)
+      for (size_t forms = 0; forms < size_t{1} << count; ++forms)
+        each_.push_back(each_of(static_cast<PlacementId>(from), static_cast<Forms>(forms), phase));
 }
 
 // Of one phase: one gather or sum, or an exchange for each.
-Ticks ValueCosts::each(PlacementId from, Forms forms, size_t phase) const {
+Ticks ValueCosts::each_of(PlacementId from, Forms forms, size_t phase) const {
   if (forms == 0) return 0;
   const Ticks whole = one(from, kReplicated, phase);
   if ((forms & whole_[from]) != 0) return whole;
@@ -38,21 +45,32 @@ Ticks ValueCosts::each(PlacementId from, Forms forms, size_t phase) const {
   return std::min(sum, whole);
 }
 
-Ticks ValueCosts::cost(PlacementId made, const Needs& needs) const {
+Ticks ValueCosts::each(PlacementId from, Forms forms, size_t phase) const {
+  return each_.empty() ? each_of(from, forms, phase)
+                       : each_[((from * kPhases + phase) << fills_.size()) | forms];
+}
+
+// What is asked of a sharded value, by the phase that converts it.
+Needs ValueCosts::as_paid(PlacementId made, const Needs& needs) const {
   const Forms others = static_cast<Forms>(~form(made));
   Needs asked;
   for (size_t phase = 0; phase < kPhases; ++phase) asked[phase] = needs[phase] & others;
-  const Forms all = asked[0] | asked[1] | asked[2];
+  const size_t update = static_cast<size_t>(Phase::update);
+  if (made > kPartial && producer_phase_ >= 0 && static_cast<size_t>(producer_phase_) != update) {
+    asked[static_cast<size_t>(producer_phase_)] |= asked[update];
+    asked[update] = 0;
+  }
+  return asked;
+}
+
+Ticks ValueCosts::cost(PlacementId made, const Needs& needs) const {
+  const Needs asked = as_paid(made, needs);
+  const Forms all = all_of(asked);
   if (all == 0) return 0;
   if ((all & form(kPartial)) != 0) return kNever;
   if (made == kReplicated) return 0;
   Ticks sum = 0;
   if (made > kPartial) {
-    const size_t update = static_cast<size_t>(Phase::update);
-    if (producer_phase_ >= 0 && static_cast<size_t>(producer_phase_) != update) {
-      asked[static_cast<size_t>(producer_phase_)] |= asked[update];
-      asked[update] = 0;
-    }
     for (size_t phase = 0; phase < kPhases; ++phase) sum += each(made, asked[phase], phase);
     return sum;
   }
@@ -67,10 +85,84 @@ Ticks ValueCosts::cost(PlacementId made, const Needs& needs) const {
   return std::min(sum, whole);
 }
 
-Ticks ValueCosts::most(const Needs& needs) const {
-  Ticks most = 0;
-  for (size_t made = 0; made < placements(); ++made)
-    if (fills_[made]) most = std::max(most, cost(static_cast<PlacementId>(made), needs));
+Needs ValueCosts::simplest(PlacementId made, Needs needs, const Needs& left) const {
+  const Forms others = static_cast<Forms>(~form(made));
+  for (Forms& forms : needs) forms &= others;
+  if (made == kReplicated || all_of(left) == 0) return {};
+  if (made == kPartial) {
+    // All of it costs what it costs in the first phase that asks; then nothing else costs more.
+    if ((all_of(needs) & whole_[made]) == 0) return needs;
+    Needs whole{};
+    whole[needs[0] != 0 ? 0 : needs[1] != 0 ? 1 : 2] = form(kReplicated);
+    return whole;
+  }
+  const bool for_update = left[static_cast<size_t>(Phase::update)] != 0;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    // An update may read what is gathered in an earlier phase.
+    if (left[phase] == 0 && !for_update) needs[phase] = 0;
+    if ((needs[phase] & whole_[made]) != 0) needs[phase] = form(kReplicated);
+  }
+  return needs;
+}
+
+Ticks ValueCosts::most_over(PlacementId a, const Needs& a_needs, PlacementId b, const Needs& b_needs,
+                            const Needs& left) const {
+  const auto needs_partial = [](const Needs& needs) { return (all_of(needs) & form(kPartial)) != 0; };
+  if (b != kPartial && needs_partial(b_needs)) return -kNever;
+  if (a != kPartial && (needs_partial(a_needs) || (b == kPartial && needs_partial(left)))) return kNever;
+  if (a == kPartial && b == kPartial) return most_over_partial(a_needs, b_needs, left);
+  if (a == kPartial || b == kPartial) return cost(a, united(a_needs, left)) - cost(b, b_needs);
+  // Phases are paid for one by one: the most is over the forms of each.
+  const Needs own = as_paid(a, a_needs), other = as_paid(b, b_needs);
+  Needs more = left;
+  for (Forms& forms : more) forms &= static_cast<Forms>(~form(kPartial));
+  const size_t update = static_cast<size_t>(Phase::update);
+  if (producer_phase_ >= 0 && static_cast<size_t>(producer_phase_) != update) {
+    more[static_cast<size_t>(producer_phase_)] |= more[update];
+    more[update] = 0;
+  }
+  const Forms without_a = static_cast<Forms>(~form(a)), without_b = static_cast<Forms>(~form(b));
+  const auto paid = [&](PlacementId made, Forms forms, size_t phase) {
+    return made == kReplicated ? 0 : each(made, forms, phase);
+  };
+  Ticks sum = 0;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    Ticks most = -kNever;
+    for (Forms some = more[phase];; some = static_cast<Forms>((some - 1) & more[phase])) {
+      most = std::max(most, paid(a, (own[phase] | some) & without_a, phase) -
+                                paid(b, (other[phase] | some) & without_b, phase));
+      if (some == 0) break;
+    }
+    sum += most;
+  }
+  return sum;
+}
+
+// Sums cost the same in the forward and in the backward pass.
+Ticks ValueCosts::most_over_partial(const Needs& a, const Needs& b, const Needs& left) const {
+  const Forms others = static_cast<Forms>(~form(kPartial));
+  const auto folded = [&](const Needs& needs) {
+    return Needs{0, static_cast<Forms>((needs[0] | needs[1]) & others),
+                 static_cast<Forms>(needs[2] & others)};
+  };
+  const Needs own = folded(a), other = folded(b), more = folded(left);
+  constexpr int kMostForms = 8;
+  if (std::popcount(more[1]) + std::popcount(more[2]) > kMostForms) {
+    // Together needs cost no more than apart.
+    Needs rest{};
+    for (size_t phase = 1; phase < kPhases; ++phase)
+      rest[phase] = own[phase] & static_cast<Forms>(~other[phase]);
+    return cost(kPartial, rest);
+  }
+  Ticks most = -kNever;
+  for (Forms some = more[1];; some = static_cast<Forms>((some - 1) & more[1])) {
+    for (Forms late = more[2];; late = static_cast<Forms>((late - 1) & more[2])) {
+      const Needs add{0, some, late};
+      most = std::max(most, cost(kPartial, united(own, add)) - cost(kPartial, united(other, add)));
+      if (late == 0) break;
+    }
+    if (some == 0) break;
+  }
   return most;
 }
 

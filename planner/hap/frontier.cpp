@@ -1,52 +1,72 @@
 #include "planner/hap/frontier.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace het::planner::hap {
 namespace {
 
-bool needs_partial(const Needs& needs) { return ((needs[0] | needs[1] | needs[2]) & form(kPartial)) != 0; }
+constexpr Ticks kUnknown = std::numeric_limits<Ticks>::min();
 
-// What a state has to pay, at most, to go on as well as one with `b` in place of its `a`; kNever: it may not
-// be able to.
 Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
-  if (a == b) return 0;
   const ValueCosts& costs = *of.costs;
-  if (a.made == b.made && a.made != Slot::kUndecided)
-    return costs.cost(a.placement(), united(a.needs, b.needs)) - costs.cost(a.placement(), a.needs);
-  if (a.made == Slot::kUndecided) {
-    if (b.made != Slot::kUndecided) return costs.cost(b.placement(), a.needs);  // it can be decided so, too
-    Needs more;
-    for (size_t phase = 0; phase < kPhases; ++phase)
-      more[phase] = a.needs[phase] & static_cast<Forms>(~b.needs[phase]);
-    if (needs_partial(more)) return kNever;
-    return needs_partial(b.needs) ? costs.cost(kPartial, more) : costs.most(more);
+  // Decided slots have paid for their needs.
+  const auto paid = [&](const Slot& slot) {
+    return slot.made == Slot::kUndecided ? 0 : costs.cost(slot.placement(), slot.needs);
+  };
+  const auto most = [&](PlacementId a_made, PlacementId b_made) {
+    const Ticks over = costs.most_over(a_made, a.needs, b_made, b.needs, of.left);
+    return over >= kNever || over <= -kNever ? over : over - paid(a) + paid(b);
+  };
+  if (a.made != Slot::kUndecided) {
+    // State may be decided elsewhere, too, and then has to lie alike.
+    if (a.made != b.made && (of.is_state || b.made == Slot::kUndecided)) return kNever;
+    return most(a.placement(), b.placement());
   }
-  // Whoever has all of a value can cut from it whatever others have of it, but for summands.
-  if (of.is_state || b.made == Slot::kUndecided || b.made == kPartial) return kNever;
-  if (a.made == kReplicated) return 0;
-  Needs whole{};
-  for (size_t phase = 0; phase < kPhases; ++phase)
-    if (of.left.test(phase)) whole[phase] = form(kReplicated);
-  return costs.cost(a.placement(), united(a.needs, whole)) - costs.cost(a.placement(), a.needs);
+  if (b.made != Slot::kUndecided) return most(b.placement(), b.placement());  // it can be decided so, too
+  Ticks worst = -kNever;
+  for (size_t made = 0; made < costs.placements() && worst < kNever; ++made)
+    if (const auto lies = static_cast<PlacementId>(made); costs.fills(lies))
+      worst = std::max(worst, most(lies, lies));
+  return worst;
 }
+
+// The slots of many states, as numbers of the different ones at a place.
+struct Column {
+  std::vector<Slot> slots;
+  std::vector<uint32_t> number;  // by state
+  std::vector<Ticks> replaced;   // [own * slots + other]
+};
 
 }  // namespace
 
-Needs united(const Needs& a, const Needs& b) {
-  return {static_cast<Forms>(a[0] | b[0]), static_cast<Forms>(a[1] | b[1]), static_cast<Forms>(a[2] | b[2])};
+size_t Replacements::Hash::operator()(const Key& key) const {
+  uint64_t hash = reinterpret_cast<uintptr_t>(key.costs);
+  for (const uint64_t part : {key.a, key.b, key.left}) {
+    hash = (hash ^ part) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+  }
+  return hash;
 }
 
-void forget(Slot& slot, std::bitset<kPhases> left) {
-  if (slot.made == Slot::kUndecided) return;
-  const Forms others = static_cast<Forms>(~form(slot.placement()));
-  for (Forms& forms : slot.needs) forms &= others;
-  if (slot.made == kReplicated || left.none()) slot.needs = {};
-  // A sum is converted for all phases; an update may read what is gathered in an earlier phase.
-  if (slot.made <= kPartial || left.test(static_cast<size_t>(Phase::update))) return;
-  for (size_t phase = 0; phase < kPhases; ++phase)
-    if (!left.test(phase)) slot.needs[phase] = 0;
+Ticks Replacements::cost(const Slot& a, const Slot& b, const SlotContext& of) {
+  if (a == b) return 0;
+  const uint64_t left = static_cast<uint64_t>(of.left[0]) | static_cast<uint64_t>(of.left[1]) << 16 |
+                        static_cast<uint64_t>(of.left[2]) << 32 | static_cast<uint64_t>(of.is_state) << 48;
+  const auto [entry, fresh] = known_.emplace(Key{of.costs, a.bits(), b.bits(), left}, 0);
+  if (fresh) entry->second = to_replace(a, b, of);
+  return entry->second;
+}
+
+void forget(Slot& slot, const ValueCosts& costs, const Needs& left) {
+  if (slot.made != Slot::kUndecided) {
+    slot.needs = costs.simplest(slot.placement(), slot.needs, left);
+    return;
+  }
+  // Whoever has all of it can cut from it whatever else is needed, but for summands.
+  for (Forms& forms : slot.needs)
+    if ((forms & form(kReplicated)) != 0) forms &= form(kReplicated) | form(kPartial);
 }
 
 void Frontier::add_cost(Ticks more) {
@@ -66,17 +86,50 @@ void Frontier::add(const State& state, Ticks cost, Origin origin) {
   origins_.push_back(origin);
 }
 
-Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, size_t most, Ticks slack) {
+Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most,
+                       Ticks slack) {
   std::vector<size_t> order(size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     if (costs_[a] != costs_[b]) return costs_[a] < costs_[b];
     return less(state(a), state(b));
   });
+  std::vector<Column> columns;
+  std::vector<size_t> used;  // slots that differ between states
+  for (size_t slot = 0; slot < slots_; ++slot) {
+    Column column;
+    std::unordered_map<uint64_t, uint32_t> known;
+    for (size_t i = 0; i < size(); ++i) {
+      const Slot& own = state(i)[slot];
+      const auto [entry, fresh] = known.emplace(own.bits(), static_cast<uint32_t>(column.slots.size()));
+      if (fresh) column.slots.push_back(own);
+      column.number.push_back(entry->second);
+    }
+    if (column.slots.size() < 2) continue;
+    column.replaced.assign(column.slots.size() * column.slots.size(), kUnknown);
+    columns.push_back(std::move(column));
+    used.push_back(slot);
+  }
+  const auto dominates = [&](size_t a, size_t b) {
+    const Ticks ahead = costs_[b] - costs_[a] + slack;
+    Ticks paid = 0;
+    for (size_t c = 0; c < columns.size(); ++c) {
+      Column& column = columns[c];
+      const uint32_t own = column.number[a], other = column.number[b];
+      if (own == other) continue;
+      Ticks& more = column.replaced[own * column.slots.size() + other];
+      if (more == kUnknown)
+        more = replacements.cost(column.slots[own], column.slots[other], contexts[used[c]]);
+      if (more >= kNever) return false;
+      paid += std::max<Ticks>(more, 0);
+      if (paid > ahead) return false;
+    }
+    return true;
+  };
   Ticks dropped = kNever;
   std::vector<size_t> kept;
   for (const size_t i : order) {
-    if (is_dominated(i, kept, contexts, slack)) continue;
+    if (std::any_of(kept.begin(), kept.end(), [&](size_t k) { return dominates(k, i); })) continue;
     if (kept.size() == most) {
       dropped = costs_[i];
       break;
@@ -113,27 +166,6 @@ bool Frontier::less(const Slot* a, const Slot* b) const {
   for (size_t i = 0; i < slots_; ++i)
     if (a[i].bits() != b[i].bits()) return a[i].bits() < b[i].bits();
   return false;
-}
-
-// By one that is kept. Few are looked at: cheap states dominate most.
-bool Frontier::is_dominated(size_t i, const std::vector<size_t>& kept,
-                            const std::vector<SlotContext>& contexts, Ticks slack) const {
-  constexpr size_t kMostCompared = 256;
-  for (size_t k = 0; k < std::min(kept.size(), kMostCompared); ++k)
-    if (dominates(kept[k], i, contexts, slack)) return true;
-  return false;
-}
-
-bool Frontier::dominates(size_t a, size_t b, const std::vector<SlotContext>& contexts, Ticks slack) const {
-  const Ticks ahead = costs_[b] - costs_[a] + slack;
-  const Slot *own = state(a), *other = state(b);
-  Ticks paid = 0;
-  for (size_t i = 0; i < slots_; ++i) {
-    if (own[i] == other[i]) continue;
-    paid += to_replace(own[i], other[i], contexts[i]);
-    if (paid > ahead) return false;
-  }
-  return true;
 }
 
 }  // namespace het::planner::hap

@@ -1,7 +1,6 @@
 // The states of a search at one step, and which of them dominate others.
 #pragma once
 
-#include <bitset>
 #include <unordered_map>
 #include <vector>
 
@@ -20,12 +19,29 @@ struct Origin {
 struct SlotContext {
   const ValueCosts* costs = nullptr;  // null: no value
   bool is_state = false;
-  std::bitset<kPhases> left = {};  // phases that are still to read it
+  Needs left{};  // how it may still be needed
 };
 
-Needs united(const Needs& a, const Needs& b);
-// Forgets what makes no difference to whatever follows, which still reads the value in the phases `left`.
-void forget(Slot& slot, std::bitset<kPhases> left);
+// What one slot has to pay, at most, to go on as well as another one of the same value. Keeps what it found.
+class Replacements {
+ public:
+  // kNever: `a` may not be able to.
+  Ticks cost(const Slot& a, const Slot& b, const SlotContext& of);
+
+ private:
+  struct Key {
+    const ValueCosts* costs;
+    uint64_t a, b, left;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    size_t operator()(const Key& key) const;
+  };
+  std::unordered_map<Key, Ticks, Hash> known_;
+};
+
+// Forgets what makes no difference to whatever follows, which may still need the value as `of` says.
+void forget(Slot& slot, const ValueCosts& costs, const Needs& left);
 
 // States that were made, then those that are kept.
 class Frontier {
@@ -43,16 +59,14 @@ class Frontier {
   // Keeps the states that are not dominated, at most so many, the cheapest first; what goes on may then cost
   // up to `slack` more than it could. Returns the cost of the cheapest that was dropped for their number
   // alone; kNever: there is none.
-  Ticks reduce(const std::vector<SlotContext>& contexts, size_t most, Ticks slack = 0);
+  Ticks reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most,
+               Ticks slack = 0);
   // Equal but for a constant in the costs.
   bool is_like(const Frontier& other) const;
 
  private:
   uint64_t hash_of(const Slot* state) const;
   bool less(const Slot* a, const Slot* b) const;
-  bool is_dominated(size_t i, const std::vector<size_t>& kept, const std::vector<SlotContext>& contexts,
-                    Ticks slack) const;
-  bool dominates(size_t a, size_t b, const std::vector<SlotContext>& contexts, Ticks slack) const;
 
   size_t slots_;
   std::vector<Slot> pool_;

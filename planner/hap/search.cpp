@@ -47,8 +47,8 @@ struct Table {
 class GroupSearch {
  public:
   GroupSearch(const Groups& groups, const Group& group, const PlacementTable& table,
-              const SearchOptions& options)
-      : groups_(groups), group_(group), table_(table), options_(options) {}
+              const SearchOptions& options, Replacements& replacements)
+      : groups_(groups), group_(group), table_(table), options_(options), replacements_(replacements) {}
 
   Table run(int64_t& states) {
     find_left();
@@ -67,7 +67,8 @@ class GroupSearch {
           ++states;
           next.add(state, level.cost(i) + cost, {static_cast<uint32_t>(i), static_cast<int32_t>(w)});
         }
-      if (next.reduce(contexts_after(s), options_.most_states) < kNever) result.is_complete = false;
+      if (next.reduce(contexts_after(s), replacements_, options_.most_states) < kNever)
+        result.is_complete = false;
       origins.push_back(next.origins());
       level = std::move(next);
     }
@@ -91,18 +92,21 @@ class GroupSearch {
   const Group::Member& member(int slot) const { return group_.members[static_cast<size_t>(slot)]; }
   const ValueCosts& costs_of(int slot) const { return groups_.of(member(slot).value); }
 
-  // Phases in which another group reads a value, or a step after s. What groups before need of it is paid for
-  // when the group is joined to them.
-  std::bitset<kPhases> left_after(size_t s, int slot) const { return left_[s][static_cast<size_t>(slot)]; }
+  // How other groups may need a value, or steps after s. What groups before need of it is paid for when the
+  // group is joined to them.
+  const Needs& left_after(size_t s, int slot) const { return left_[s][static_cast<size_t>(slot)]; }
 
   void find_left() {
     left_.resize(group_.steps.size());
-    std::vector<std::bitset<kPhases>> left;
+    std::vector<Needs> left;
     for (const Group::Member& each : group_.members) left.push_back(each.others);
     for (size_t s = group_.steps.size(); s-- > 0;) {
       left_[s] = left;
-      for (const Step::Read& read : group_.steps[s].reads)
-        left[static_cast<size_t>(read.slot)].set(static_cast<size_t>(read.phase));
+      const Step& step = group_.steps[s];
+      for (size_t r = 0; r < step.reads.size(); ++r)
+        for (const Step::Way& way : step.ways)
+          left[static_cast<size_t>(step.reads[r].slot)][static_cast<size_t>(step.reads[r].phase)] |=
+              form(way.reads[r]);
     }
   }
 
@@ -132,7 +136,7 @@ class GroupSearch {
     for (int slot = 0; slot < std::ssize(group_.members); ++slot) {
       Slot& own = state[static_cast<size_t>(slot)];
       if (member(slot).is_outer || group_.last[static_cast<size_t>(slot)] != static_cast<int>(s)) {
-        forget(own, left_after(s, slot));
+        forget(own, costs_of(slot), left_after(s, slot));
         continue;
       }
       if (own.made == Slot::kUndecided && member(slot).is_state)
@@ -173,7 +177,8 @@ class GroupSearch {
   const Group& group_;
   const PlacementTable& table_;
   const SearchOptions& options_;
-  std::vector<std::vector<std::bitset<kPhases>>> left_;  // by step and slot
+  Replacements& replacements_;
+  std::vector<std::vector<Needs>> left_;  // by step and slot
 };
 
 // A group, or several that were joined into one.
@@ -227,7 +232,7 @@ class Search {
         continue;
       }
       Frontier next = expand(u, level);
-      const Ticks cheapest = next.reduce(contexts_after(u), options_.most_states, slack_);
+      const Ticks cheapest = next.reduce(contexts_after(u), replacements_, options_.most_states, slack_);
       if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
       if (next.size() == 0) return finish(next, dropped);
       origins_[u] = std::make_shared<std::vector<Origin>>(next.origins());
@@ -264,7 +269,7 @@ class Search {
 
   struct Use {
     size_t group;
-    std::bitset<kPhases> reads;
+    Needs reads;
   };
 
   void find_users() {
@@ -272,23 +277,20 @@ class Search {
     for (size_t g = 0; g < groups_.list.size(); ++g) {
       const Group& group = groups_.list[g];
       for (size_t slot = 0; slot < group.members.size(); ++slot) {
-        Use use{g, {}};
-        for (const Step& step : group.steps)
-          for (const Step::Read& read : step.reads)
-            if (read.slot == static_cast<int>(slot)) use.reads.set(static_cast<size_t>(read.phase));
-        users_[static_cast<size_t>(group.members[slot].value)].push_back(use);
+        users_[static_cast<size_t>(group.members[slot].value)].push_back(
+            {g, may_need(group, static_cast<int>(slot))});
       }
     }
   }
 
-  // Phases in which units other than this one read a value, after it or at all.
-  std::bitset<kPhases> read_by_others(ValueId id, int unit, bool later) const {
-    std::bitset<kPhases> phases;
+  // How units other than this one may need a value, after it or at all.
+  Needs needed_by_others(ValueId id, int unit, bool later) const {
+    Needs needs{};
     for (const Use& use : users_[static_cast<size_t>(id)]) {
       const int of = unit_of_[use.group];
-      if (later ? of > unit : of != unit) phases |= use.reads;
+      if (later ? of > unit : of != unit) needs = united(needs, use.reads);
     }
-    return phases;
+    return needs;
   }
 
   bool is_used_by_others(ValueId id, int unit, bool later) const {
@@ -307,7 +309,7 @@ class Search {
       if (tables.size() <= kind) tables.resize(kind + 1);
       if (!tables[kind])
         tables[kind] = std::make_shared<Table>(
-            GroupSearch(groups_, group, costs_.table(), options_).run(result_.states));
+            GroupSearch(groups_, group, costs_.table(), options_, replacements_).run(result_.states));
       Unit unit;
       unit.group = unit.first = unit.last = g;
       unit.layer = group.layer;
@@ -407,10 +409,10 @@ class Search {
     std::vector<int64_t> key{a.kind, b.kind};
     std::vector<SlotContext> contexts;
     for (const ValueId id : unit.outer) {
-      contexts.push_back({&costs_of(id), is_state_value(id), read_by_others(id, as, false)});
+      contexts.push_back({&costs_of(id), is_state_value(id), needed_by_others(id, as, false)});
       key.push_back(place_in(a.outer, id));
       key.push_back(place_in(b.outer, id));
-      key.push_back(static_cast<int64_t>(contexts.back().left.to_ulong()));
+      key.insert(key.end(), contexts.back().left.begin(), contexts.back().left.end());
     }
     key.push_back(-2);
     for (const ValueId id : a.outer) key.push_back(place_in(b.outer, id));
@@ -456,7 +458,8 @@ class Search {
           cost = more >= kNever ? kNever : cost + more;
           if (cost >= kNever) break;
           if (value.outer >= 0) {
-            forget(slot, contexts[static_cast<size_t>(value.outer)].left);
+            const SlotContext& context = contexts[static_cast<size_t>(value.outer)];
+            forget(slot, *context.costs, context.left);
             state[static_cast<size_t>(value.outer)] = slot;
           } else if (slot.made == Slot::kUndecided) {
             cost += cheapest(costs_of(value.id), options_, slot.needs, value.id);
@@ -466,7 +469,7 @@ class Search {
         ++result_.states;
         both.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(k)});
       }
-    both.reduce(contexts, std::numeric_limits<size_t>::max(), slack_);
+    both.reduce(contexts, replacements_, std::numeric_limits<size_t>::max(), slack_);
     Table table;
     table.is_complete = a.table->is_complete && b.table->is_complete;
     for (size_t i = 0; i < both.size(); ++i)
@@ -515,7 +518,7 @@ class Search {
           known = slots.emplace(id, slot).first;
         }
         const int unit = static_cast<int>(u);
-        own.push_back({known->second, !is_used_by_others(id, unit, true), read_by_others(id, unit, true)});
+        own.push_back({known->second, !is_used_by_others(id, unit, true), needed_by_others(id, unit, true)});
       }
       for (size_t o = 0; o < own.size(); ++o) {
         if (!own[o].closed) continue;
@@ -547,7 +550,7 @@ class Search {
               cost += cheapest(costs_of(unit.outer[o]), options_, slot.needs, unit.outer[o]);
             slot = {};
           } else {
-            forget(slot, outer.left);
+            forget(slot, costs_of(unit.outer[o]), outer.left);
           }
         }
         if (cost >= kNever) continue;
@@ -659,8 +662,8 @@ class Search {
 
   struct Outer {
     int slot;
-    bool closed;                // no later unit uses it
-    std::bitset<kPhases> left;  // in which later units read it
+    bool closed;  // no later unit uses it
+    Needs left;   // how later units may need it
     bool operator==(const Outer&) const = default;
   };
 
@@ -679,6 +682,7 @@ class Search {
   std::vector<SlotContext> contexts_;                          // by slot
   std::vector<std::shared_ptr<std::vector<Origin>>> origins_;  // by unit; layers that repeat share them
   std::vector<Boundary> boundaries_;
+  Replacements replacements_;
 };
 
 }  // namespace

@@ -274,21 +274,22 @@ class Maker {
     for (size_t g = 0; g < groups_.list.size(); ++g)
       for (const Group::Member& member : groups_.list[g].members)
         users[static_cast<size_t>(member.value)].push_back(g);
-    std::vector<std::vector<std::pair<size_t, int>>> reads(graph_.values.size());  // groups and phases
-    for (size_t g = 0; g < groups_.list.size(); ++g)
-      for (const Step& step : groups_.list[g].steps)
-        for (const Step::Read& read : step.reads)
-          reads[static_cast<size_t>(groups_.list[g].members[static_cast<size_t>(read.slot)].value)]
-              .emplace_back(g, read.phase);
+    std::vector<std::vector<std::pair<size_t, Needs>>> reads(graph_.values.size());  // by group
+    for (size_t g = 0; g < groups_.list.size(); ++g) {
+      const Group& group = groups_.list[g];
+      for (size_t slot = 0; slot < group.members.size(); ++slot)
+        reads[static_cast<size_t>(group.members[slot].value)].emplace_back(
+            g, may_need(group, static_cast<int>(slot)));
+    }
     for (size_t g = 0; g < groups_.list.size(); ++g) {
       Group& group = groups_.list[g];
       for (Group::Member& member : group.members) {
         const auto& groups = users[static_cast<size_t>(member.value)];
         member.is_outer = groups.size() > 1;
         member.closed = groups.back() == g;
-        for (const auto& [reader, phase] : reads[static_cast<size_t>(member.value)]) {
-          if (reader != g) member.others.set(static_cast<size_t>(phase));
-          if (reader > g) member.left.set(static_cast<size_t>(phase));
+        for (const auto& [reader, needs] : reads[static_cast<size_t>(member.value)]) {
+          if (reader != g) member.others = united(member.others, needs);
+          if (reader > g) member.left = united(member.left, needs);
         }
         need_costs(member.value);
       }
@@ -314,9 +315,11 @@ class Maker {
     for (Group& group : groups_.list) {
       std::vector<int64_t> key;
       for (const Group::Member& member : group.members)
-        key.insert(key.end(), {groups_.class_of[static_cast<size_t>(member.value)], member.is_outer,
-                               member.closed, static_cast<int64_t>(member.left.to_ulong()),
-                               static_cast<int64_t>(member.others.to_ulong())});
+        key.insert(key.end(),
+                   {groups_.class_of[static_cast<size_t>(member.value)], member.is_outer, member.closed});
+      for (const Group::Member& member : group.members)
+        for (const Needs* needs : {&member.left, &member.others})
+          key.insert(key.end(), needs->begin(), needs->end());
       for (const Step& step : group.steps) {
         key.insert(key.end(),
                    {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.sums_layers, step.wanted});
@@ -346,6 +349,17 @@ class Maker {
 };
 
 }  // namespace
+
+Needs may_need(const Group& group, int slot) {
+  Needs needs{};
+  for (const Step& step : group.steps)
+    for (size_t r = 0; r < step.reads.size(); ++r) {
+      if (step.reads[r].slot != slot) continue;
+      for (const Step::Way& way : step.ways)
+        needs[static_cast<size_t>(step.reads[r].phase)] |= form(way.reads[r]);
+    }
+  return needs;
+}
 
 Groups make_groups(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
   return Maker(costs, shares, options).run();

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <bit>
-#include <bitset>
 #include <optional>
 
 #include "planner/hap/forms.h"
@@ -50,9 +49,9 @@ struct Group {
     ValueId value;
     bool is_state;
     bool is_outer;  // other groups use it, too
-    // Outer ones: whether later groups use it, and in which phases these read it, and other groups at all.
+    // Outer ones: whether later groups use it, and how these may need it, and other groups at all.
     bool closed = false;
-    std::bitset<kPhases> left = {}, others = {};
+    Needs left{}, others{};
   };
   std::vector<Member> members;  // by slot
   std::vector<Step> steps;
@@ -71,6 +70,9 @@ struct Groups {
     return *costs[static_cast<size_t>(class_of[static_cast<size_t>(id)])];
   }
 };
+
+// How the steps of a group may need the value of a slot.
+Needs may_need(const Group& group, int slot);
 
 Groups make_groups(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options);
 
