@@ -32,14 +32,13 @@ Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
   return worst;
 }
 
-// The slots of many states, as numbers of the different ones at a place.
-struct Column {
-  std::vector<Slot> slots;
-  std::vector<uint32_t> number;  // by state
-  std::vector<Ticks> replaced;   // [own * slots + other]
-};
-
 }  // namespace
+
+void SlotColumn::add(const Slot& slot) {
+  const auto [entry, fresh] = known_.emplace(slot.bits(), static_cast<uint32_t>(slots.size()));
+  if (fresh) slots.push_back(slot);
+  numbers.push_back(entry->second);
+}
 
 size_t Replacements::Hash::operator()(const Key& key) const {
   uint64_t hash = reinterpret_cast<uintptr_t>(key.costs);
@@ -94,32 +93,28 @@ Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& r
     if (costs_[a] != costs_[b]) return costs_[a] < costs_[b];
     return less(state(a), state(b));
   });
-  std::vector<Column> columns;
-  std::vector<size_t> used;  // slots that differ between states
+  struct Compared {
+    size_t slot;
+    SlotColumn column;
+    std::vector<Ticks> replaced;  // [own * different ones + other]
+  };
+  std::vector<Compared> columns;
   for (size_t slot = 0; slot < slots_; ++slot) {
-    Column column;
-    std::unordered_map<uint64_t, uint32_t> known;
-    for (size_t i = 0; i < size(); ++i) {
-      const Slot& own = state(i)[slot];
-      const auto [entry, fresh] = known.emplace(own.bits(), static_cast<uint32_t>(column.slots.size()));
-      if (fresh) column.slots.push_back(own);
-      column.number.push_back(entry->second);
-    }
-    if (column.slots.size() < 2) continue;
-    column.replaced.assign(column.slots.size() * column.slots.size(), kUnknown);
-    columns.push_back(std::move(column));
-    used.push_back(slot);
+    SlotColumn column;
+    for (size_t i = 0; i < size(); ++i) column.add(state(i)[slot]);
+    const size_t count = column.slots.size();
+    if (count > 1) columns.push_back({slot, std::move(column), std::vector<Ticks>(count * count, kUnknown)});
   }
   const auto dominates = [&](size_t a, size_t b) {
     const Ticks ahead = costs_[b] - costs_[a] + slack;
     Ticks paid = 0;
-    for (size_t c = 0; c < columns.size(); ++c) {
-      Column& column = columns[c];
-      const uint32_t own = column.number[a], other = column.number[b];
+    for (Compared& each : columns) {
+      const SlotColumn& column = each.column;
+      const uint32_t own = column.numbers[a], other = column.numbers[b];
       if (own == other) continue;
-      Ticks& more = column.replaced[own * column.slots.size() + other];
+      Ticks& more = each.replaced[own * column.slots.size() + other];
       if (more == kUnknown)
-        more = replacements.cost(column.slots[own], column.slots[other], contexts[used[c]]);
+        more = replacements.cost(column.slots[own], column.slots[other], contexts[each.slot]);
       if (more >= kNever) return false;
       paid += std::max<Ticks>(more, 0);
       if (paid > ahead) return false;

@@ -15,6 +15,16 @@ struct Origin {
   int32_t way = 0;
 };
 
+// The slots of many states at one place, as numbers of the different ones.
+struct SlotColumn {
+  std::vector<Slot> slots;
+  std::vector<uint32_t> numbers;  // by state
+  void add(const Slot& slot);
+
+ private:
+  std::unordered_map<uint64_t, uint32_t> known_;
+};
+
 // What a slot holds when two states are compared.
 struct SlotContext {
   const ValueCosts* costs = nullptr;  // null: no value

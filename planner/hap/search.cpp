@@ -371,7 +371,7 @@ class Search {
   // The two units whose join shows least to others, of these with the fewest pairs of entries. A join that
   // leaves more entries than both had is not worth it.
   bool join_best(std::vector<Unit>& own) {
-    constexpr size_t kMostPairs = 400'000, kFew = 1500;
+    constexpr size_t kMostPairs = 2'000'000, kFew = 5000;
     std::vector<std::tuple<size_t, size_t, size_t, size_t>>
         pairs;  // values left, pairs of entries, both units
     for (size_t a = 0; a < own.size(); ++a)
@@ -436,35 +436,27 @@ class Search {
 
   Table join(const Unit& a, const Unit& b, const std::vector<ValueId>& outer,
              const std::vector<SlotContext>& contexts) {
-    struct Value {
-      ValueId id;
-      int64_t a, b, outer;  // places; -1: none
-    };
-    std::vector<Value> values;
+    std::vector<Meeting> values;
     for (const Unit* each : {&a, &b})
-      for (const ValueId id : each->outer)
-        if (std::none_of(values.begin(), values.end(), [&](const Value& known) { return known.id == id; }))
-          values.push_back({id, place_in(a.outer, id), place_in(b.outer, id), place_in(outer, id)});
+      for (const ValueId id : each->outer) {
+        const int64_t at_a = place_in(a.outer, id), at_b = place_in(b.outer, id);
+        if (each == &b && at_a >= 0) continue;
+        SlotColumn of_a, of_b;
+        for (const Entry& entry : a.table->entries)
+          of_a.add(at_a < 0 ? Slot{} : entry.outer[static_cast<size_t>(at_a)]);
+        for (const Entry& entry : b.table->entries)
+          of_b.add(at_b < 0 ? Slot{} : entry.outer[static_cast<size_t>(at_b)]);
+        const int64_t left = place_in(outer, id);
+        values.emplace_back(left, std::move(of_a), std::move(of_b), [&](Slot& slot, const Slot& other) {
+          const Needs needs = left < 0 ? Needs{} : contexts[static_cast<size_t>(left)].left;
+          return meet(slot, other, id, left < 0, needs);
+        });
+      }
     Frontier both(outer.size());
     State state(outer.size());
     for (size_t i = 0; i < a.table->entries.size(); ++i)
       for (size_t k = 0; k < b.table->entries.size(); ++k) {
-        const Entry &first = a.table->entries[i], &second = b.table->entries[k];
-        Ticks cost = first.cost + second.cost;
-        for (const Value& value : values) {
-          Slot slot = value.a < 0 ? Slot{} : first.outer[static_cast<size_t>(value.a)];
-          const Ticks more =
-              add(slot, value.b < 0 ? Slot{} : second.outer[static_cast<size_t>(value.b)], value.id);
-          cost = more >= kNever ? kNever : cost + more;
-          if (cost >= kNever) break;
-          if (value.outer >= 0) {
-            const SlotContext& context = contexts[static_cast<size_t>(value.outer)];
-            forget(slot, *context.costs, context.left);
-            state[static_cast<size_t>(value.outer)] = slot;
-          } else if (slot.made == Slot::kUndecided) {
-            cost += cheapest(costs_of(value.id), options_, slot.needs, value.id);
-          }
-        }
+        const Ticks cost = a.table->entries[i].cost + b.table->entries[k].cost + met(values, i, k, state);
         if (cost >= kNever) continue;
         ++result_.states;
         both.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(k)});
@@ -477,6 +469,55 @@ class Search {
                                {both.state(i), both.state(i) + outer.size()},
                                {static_cast<int32_t>(both.origins()[i].state), both.origins()[i].way}});
     return table;
+  }
+
+  // Of a value that two tables, or a table and the states before it, decide something of: what that costs
+  // for each pair of their slots, and what is left of it.
+  struct Meeting {
+    template <class Meet>
+    Meeting(int64_t left, SlotColumn first, SlotColumn second, const Meet& meet)
+        : place(left), a(std::move(first.numbers)), b(std::move(second.numbers)), width(second.slots.size()) {
+      for (const Slot& slot : first.slots)
+        for (const Slot& other : second.slots) {
+          slots.push_back(slot);
+          more.push_back(meet(slots.back(), other));
+        }
+    }
+    int64_t place;               // in the states that are made; -1: it is in none
+    std::vector<uint32_t> a, b;  // which slot, by entry
+    size_t width;
+    std::vector<Ticks> more;  // [a * width + b]; kNever: they do not fit
+    std::vector<Slot> slots;
+  };
+
+  // The costs of an entry of one and an entry of the other beside their own, and the state that they make.
+  static Ticks met(const std::vector<Meeting>& values, size_t i, size_t k, State& state) {
+    Ticks cost = 0;
+    for (const Meeting& each : values) {
+      const Ticks more = each.more[each.a[i] * each.width + each.b[k]];
+      if (more >= kNever) return kNever;
+      cost += more;
+    }
+    for (const Meeting& each : values)
+      if (each.place >= 0)
+        state[static_cast<size_t>(each.place)] = each.slots[each.a[i] * each.width + each.b[k]];
+    return cost;
+  }
+
+  // Adds to a slot what others decide of its value, which nobody needs after that when it is closed.
+  Ticks meet(Slot& slot, const Slot& own, ValueId id, bool closes, const Needs& left) const {
+    Ticks cost = add(slot, own, id);
+    if (cost >= kNever) return kNever;
+    if (!closes) {
+      forget(slot, costs_of(id), left);
+      return cost;
+    }
+    if (slot.made == Slot::kUndecided) {
+      const Ticks more = cheapest(costs_of(id), options_, slot.needs, id);
+      cost = more >= kNever ? kNever : cost + more;
+    }
+    slot = {};
+    return cost;
   }
 
   // Adds to a slot what others decide of its value; returns what that costs beyond what both cost, or kNever.
@@ -533,30 +574,27 @@ class Search {
 
   Frontier expand(size_t u, const Frontier& before) {
     const Unit& unit = units_[u];
+    std::vector<Meeting> values;
+    for (size_t o = 0; o < unit.outer.size(); ++o) {
+      const Outer& outer = outer_[u][o];
+      SlotColumn known, own;
+      for (size_t i = 0; i < before.size(); ++i) known.add(before.state(i)[outer.slot]);
+      for (const Entry& entry : unit.table->entries) own.add(entry.outer[o]);
+      values.emplace_back(outer.slot, std::move(known), std::move(own), [&](Slot& slot, const Slot& other) {
+        return meet(slot, other, unit.outer[o], outer.closed, outer.left);
+      });
+    }
     Frontier next(static_cast<size_t>(slots_));
     State state;
-    for (size_t i = 0; i < before.size(); ++i)
+    for (size_t i = 0; i < before.size(); ++i) {
+      state.assign(before.state(i), before.state(i) + slots_);
       for (size_t e = 0; e < unit.table->entries.size(); ++e) {
-        const Entry& entry = unit.table->entries[e];
-        Ticks cost = before.cost(i) + entry.cost;
-        state.assign(before.state(i), before.state(i) + slots_);
-        for (size_t o = 0; o < unit.outer.size() && cost < kNever; ++o) {
-          const Outer& outer = outer_[u][o];
-          Slot& slot = state[static_cast<size_t>(outer.slot)];
-          const Ticks more = add(slot, entry.outer[o], unit.outer[o]);
-          cost = more >= kNever ? kNever : cost + more;
-          if (outer.closed && cost < kNever) {
-            if (slot.made == Slot::kUndecided)
-              cost += cheapest(costs_of(unit.outer[o]), options_, slot.needs, unit.outer[o]);
-            slot = {};
-          } else {
-            forget(slot, costs_of(unit.outer[o]), outer.left);
-          }
-        }
+        const Ticks cost = before.cost(i) + unit.table->entries[e].cost + met(values, i, e, state);
         if (cost >= kNever) continue;
         ++result_.states;
         next.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(e)});
       }
+    }
     return next;
   }
 
