@@ -85,8 +85,7 @@ void Frontier::add(const State& state, Ticks cost, Origin origin) {
   origins_.push_back(origin);
 }
 
-Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most,
-                       Ticks slack) {
+Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most) {
   std::vector<size_t> order(size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -106,7 +105,7 @@ Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& r
     if (count > 1) columns.push_back({slot, std::move(column), std::vector<Ticks>(count * count, kUnknown)});
   }
   const auto dominates = [&](size_t a, size_t b) {
-    const Ticks ahead = costs_[b] - costs_[a] + slack;
+    const Ticks ahead = costs_[b] - costs_[a];
     Ticks paid = 0;
     for (Compared& each : columns) {
       const SlotColumn& column = each.column;

@@ -66,11 +66,10 @@ class Frontier {
   // Of equal states the cheapest counts.
   void add(const State& state, Ticks cost, Origin origin);
   void add_cost(Ticks more);
-  // Keeps the states that are not dominated, at most so many, the cheapest first; what goes on may then cost
-  // up to `slack` more than it could. Returns the cost of the cheapest that was dropped for their number
+  // Keeps the states that are not dominated, at most so many, the cheapest first. Returns the cost of the
+  // cheapest that was dropped for their number
   // alone; kNever: there is none.
-  Ticks reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most,
-               Ticks slack = 0);
+  Ticks reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most);
   // Equal but for a constant in the costs.
   bool is_like(const Frontier& other) const;
 

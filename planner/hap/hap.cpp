@@ -45,16 +45,10 @@ class Synthesis {
   ShardingCosts& costs() { return costs_; }
   int searches() const { return searches_; }
 
-  // A thousandth of the least work is left to the search: states that are nearly alike are one.
-  static SearchOptions tolerant(SearchOptions options = {}) {
-    options.tolerance = 1e-3;
-    return options;
-  }
-
   // nullopt: no program, or none that can be run.
   std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
     ++searches_;
-    const SearchResult found = search(costs_, shares, tolerant(options));
+    const SearchResult found = search(costs_, shares, options);
     if (!found.found) return std::nullopt;
     bound_ = found.bound;
     return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
@@ -100,7 +94,7 @@ class Synthesis {
       if (low >= high) continue;
       costs_.set_range({low, high});
       low = high;
-      SearchOptions options = tolerant();
+      SearchOptions options;
       options.limit = known;
       ++searches_;
       bound = std::min(bound, search(costs_, std::nullopt, options).bound);

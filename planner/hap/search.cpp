@@ -200,11 +200,6 @@ class Search {
   SearchResult run() {
     find_users();
     make_units();
-    // Each group takes part in at most one join more than there are groups, and in one step of the search.
-    Ticks least = 0;
-    for (const Unit& unit : units_) least = std::min(kNever, least + least_of(unit));
-    slack_ = static_cast<Ticks>(options_.tolerance * static_cast<double>(least)) /
-             (2 * static_cast<Ticks>(std::max<size_t>(units_.size(), 1)));
     join_units();
     std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.first < b.first; });
     assign_slots();
@@ -232,7 +227,7 @@ class Search {
         continue;
       }
       Frontier next = expand(u, level);
-      const Ticks cheapest = next.reduce(contexts_after(u), replacements_, options_.most_states, slack_);
+      const Ticks cheapest = next.reduce(contexts_after(u), replacements_, options_.most_states);
       if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
       if (next.size() == 0) return finish(next, dropped);
       origins_[u] = std::make_shared<std::vector<Origin>>(next.origins());
@@ -461,7 +456,7 @@ class Search {
         ++result_.states;
         both.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(k)});
       }
-    both.reduce(contexts, replacements_, std::numeric_limits<size_t>::max(), slack_);
+    both.reduce(contexts, replacements_, std::numeric_limits<size_t>::max());
     Table table;
     table.is_complete = a.table->is_complete && b.table->is_complete;
     for (size_t i = 0; i < both.size(); ++i)
@@ -646,12 +641,11 @@ class Search {
     const Graph& graph = costs_.table().graph();
     result_.state.assign(graph.values.size(), kReplicated);
     result_.ways.assign(graph.nodes.size(), 0);
-    const Ticks lost = 2 * static_cast<Ticks>(groups_.list.size()) * slack_;
-    result_.bound = dropped == kNever ? kNever : dropped - lost;
+    result_.bound = dropped;
     if (level.size() == 0) return std::move(result_);
     result_.found = true;
     result_.cost = level.cost(0);
-    result_.bound = std::min(dropped, result_.cost) - lost;
+    result_.bound = std::min(dropped, result_.cost);
     size_t at = 0;
     for (size_t u = units_.size(); u-- > 0;) {
       const Origin origin = (*origins_[u])[at];
@@ -710,7 +704,7 @@ class Search {
   Groups groups_;
   SearchResult result_;
   int slots_ = 0, kinds_ = 0;
-  Ticks added_ = 0, slack_ = 0;
+  Ticks added_ = 0;
   std::vector<std::vector<Use>> users_;  // of values, by group
   std::vector<int> unit_of_;             // of groups
   std::vector<Unit> units_;

@@ -28,9 +28,6 @@ struct SearchOptions {
   // States kept after each group, and inside of one, the cheapest. What is dropped for this alone lowers the
   // bound.
   size_t most_states = 20000;
-  // Of the least cost of all nodes: by so much the program may cost more than the cheapest one; the bound
-  // says it. States that are nearly alike are then one.
-  double tolerance = 0;
   // The cost of a known program: where the heuristic exceeds it, nothing is searched, and it is the bound.
   Ticks limit = kNever;
 };
