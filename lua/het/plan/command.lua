@@ -235,8 +235,8 @@ local function begin_hap(run, cluster, given)
   return wait, function() return planned:done() end
 end
 
--- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such as
--- plans for losses, needs no layer times of such programs.
+-- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
+-- as plans for losses, needs no layer times of such programs.
 local function tries_programs(given)
   return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not given.profile
     and not given.old and not given.fallbacks and not given.html and not given.trace
@@ -255,7 +255,7 @@ local function sizes_of(batch, planned, most)
   return sizes
 end
 
--- Pipelines whose stages run sharding programs, beside the planner's answer; with `most` of 2 one stage of all devices.
+-- Pipelines whose stages run sharding programs, beside the planner's answer; with `most` of 2 one stage of all.
 local function begin_programs(run, cluster, answer, most)
   local plan = planning.from_lua(answer.lua)
   local batch, graphs = run.arguments.batch, {}
@@ -263,7 +263,7 @@ local function begin_programs(run, cluster, answer, most)
   return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan })
 end
 
--- The planner's answer, or the plan of sharding programs where it is faster by more than what simulations differ by.
+-- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ.
 local function better_of(answer, found)
   answer.programs = found
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
@@ -289,8 +289,8 @@ function planning.begin(run, cluster, given)
     local answer = require("het.plan.policy").answer(given.policy, graph, request)
     return function() return answer end, function() return true end
   end
-  -- One after the other, each in its thread: the planner, a sharding program for all devices, and where that cuts state,
-  -- pipelines of such programs.
+  -- One after the other, each in its thread: the planner, a sharding program for all devices, and where that cuts
+  -- state, pipelines of such programs.
   local planned, answer, found = native.plan(graph, request), nil, nil
   local function go_on()
     if not answer then
