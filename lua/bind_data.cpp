@@ -114,8 +114,8 @@ int json_write(lua_State* L) {  // path, value
   return 0;
 }
 int json_encode(lua_State* L) {  // value[, spaces of indentation: lines]
-  return Convert<std::string>::push(
-      L, dump(json_at(L, 1), Convert<std::optional<int>>::get(L, 2).value_or(-1)));
+  return Convert<std::string>::push(L,
+                                    dump(json_at(L, 1), Convert<std::optional<int>>::get(L, 2).value_or(-1)));
 }
 int json_decode(lua_State* L) {
   push_json(L, parse_json(Convert<std::string>::get(L, 1), "the text"));
@@ -165,7 +165,9 @@ int stored_joined(lua_State* L) {  // {stored tensors}: one below the other
   return Convert<StoredTensor>::push(L, StoredTensor::joined(parts));
 }
 StoredTensor stored_transposed(StoredTensor& stored) { return stored.transposed(); }
-StoredTensor stored_rows(StoredTensor& stored, int64_t first, int64_t count) { return stored.rows(first, count); }
+StoredTensor stored_rows(StoredTensor& stored, int64_t first, int64_t count) {
+  return stored.rows(first, count);
+}
 StoredTensor stored_reshaped(StoredTensor& stored, std::vector<int64_t> shape) {
   return stored.reshaped(std::move(shape));
 }
@@ -198,8 +200,8 @@ std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
   return metadata;
 }
 
-// {{path =, tensors =, metadata =}, {path =, json =} or {path =, text =}}: they are written together beside what
-// follows (Saving).
+// {{path =, tensors =, metadata =}, {path =, json =} or {path =, text =}}: they are written together beside
+// what follows (Saving).
 int save_files(lua_State* L) {
   std::vector<SavedFile> files;
   const int count = list_size(L, 1);
@@ -428,18 +430,21 @@ int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, d
 }  // namespace
 
 void add_data(lua_State* L) {
-  make_class<CorpusHandle>(
-      L,
-      {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"), bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
-       bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler")},
-      &corpus_index);
+  make_class<CorpusHandle>(L,
+                           {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"),
+                            bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
+                            bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler")},
+                           &corpus_index);
   make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"),
                                 bind<&sampler_seek>("seek"), bind<&sampler_close>("close")});
-  make_class<TokenizerHandle>(L, {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"), bind<&tokenizer_decode>("decode")},
+  make_class<TokenizerHandle>(L,
+                              {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"),
+                               bind<&tokenizer_decode>("decode")},
                               &tokenizer_index);
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
-  make_class<StoredTensor>(L, {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),
-                          bind<&stored_reshaped>("reshaped"), bind<&stored_read>("read")},
+  make_class<StoredTensor>(L,
+                           {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),
+                            bind<&stored_reshaped>("reshaped"), bind<&stored_read>("read")},
                            &stored_index);
   set_functions(L, "native.",
                 {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),

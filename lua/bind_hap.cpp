@@ -1,7 +1,9 @@
 // `native.synthesise`: a sharding program for a graph on a cluster (planner/hap).
 #include <algorithm>
 #include <future>
+#include <map>
 #include <memory>
+#include <set>
 
 #include "core/base/elapsed.h"
 #include "core/base/units.h"
@@ -9,6 +11,7 @@
 #include "lua/planning.h"
 #include "planner/hap/report.h"
 #include "planner/hap/stages.h"
+#include "planner/simulate/programs.h"
 
 namespace het::lua {
 namespace {
@@ -186,10 +189,70 @@ int begin_stages(lua_State* L) {
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 
+// A table of the devices, by pipeline and stage.
+std::string text_of(const planner::ProgramsTime& time, const Plan& plan,
+                    const planner::hap::DeviceGroup& group) {
+  std::map<std::string, const planner::hap::Device*> devices;
+  for (const planner::hap::Device& device : group.devices()) devices[device.name] = &device;
+  std::string text = fmt::format("{:<16} {:<16} {:<8} {:>10} {:>10} {:>10} {:>10}\n", "device", "type",
+                                 "layers", "memory", "free", "computes", "waits");
+  size_t rank = 0;
+  std::set<std::string> listed;
+  for (size_t p = 0; p < plan.pipelines.size(); ++p) {
+    if (plan.pipelines.size() > 1) text += fmt::format("pipeline {}\n", p + 1);
+    for (const Stage& stage : plan.pipelines[p].stages)
+      for (const std::string& name : stage.devices) {
+        if (!listed.insert(name).second) continue;  // interleaved: a device of several stages
+        const planner::ProgramUse& use = time.ranks[rank++];
+        text += fmt::format("{:<16} {:<16} {:<8} {:>10} {:>10} {:>10} {:>10}\n", name, devices.at(name)->type,
+                            fmt::format("{}-{}", stage.first_layer, stage.first_layer + stage.layers - 1),
+                            show_bytes(use.memory_bytes),
+                            show_bytes(std::max(0.0, use.limit_bytes - use.memory_bytes)),
+                            show_seconds(use.compute_seconds), show_seconds(use.exposed_seconds));
+      }
+  }
+  return text +
+         fmt::format("step {}, simulated from the programs of all ranks\n", show_seconds(time.seconds));
+}
+
+// graph of a micro-batch, {cluster, plan}: a step of any plan, sharding programs included, at once.
+int simulate_programs_of(lua_State* L) {
+  const Graph graph = prune(check_object<GraphHandle>(L, 1)->graph);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  lua_getfield(L, 2, "cluster");
+  const planner::Cluster cluster = cluster_at(L, lua_gettop(L));
+  lua_getfield(L, 2, "plan");
+  const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
+  lua_pop(L, 2);
+  if (const auto problems = planner::validate(cluster); !problems.empty())
+    fail_usage("this cannot be simulated:\n  {}", fmt::join(problems, "\n  "));
+  const planner::hap::DeviceGroup group(planner::merged(cluster), precision_of(graph));
+  const planner::ProgramsTime time = planner::simulate_plan(graph, plan, group);
+  Json::array_t ranks;
+  double over = 0;
+  for (const planner::ProgramUse& use : time.ranks) {
+    over = std::max(over, use.memory_bytes - use.limit_bytes);
+    ranks.push_back(Json::object_t{{"compute_seconds", use.compute_seconds},
+                                   {"exposed_seconds", use.exposed_seconds},
+                                   {"memory_bytes", use.memory_bytes},
+                                   {"limit_bytes", use.limit_bytes}});
+  }
+  Json result =
+      Json::object_t{{"feasible", true},
+                     {"text", text_of(time, plan, group)},
+                     {"lua", to_lua(plan)},
+                     {"report", Json::object_t{{"step_seconds", time.seconds}, {"ranks", std::move(ranks)}}}};
+  if (over > 0) result["over_bytes"] = over;
+  push_json(L, result);
+  return 1;
+}
+
 }  // namespace
 
 void add_hap(lua_State* L) {
-  set_functions(L, "native.", {bind<&begin_synthesis>("synthesise"), bind<&begin_stages>("sharded_stages")});
+  set_functions(L, "native.",
+                {bind<&begin_synthesis>("synthesise"), bind<&begin_stages>("sharded_stages"),
+                 bind<&simulate_programs_of>("simulate_programs")});
 }
 
 }  // namespace het::lua

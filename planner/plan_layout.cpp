@@ -142,8 +142,9 @@ PlanLayout to_layout(const Plan& plan, const Cluster& cluster) {
     for (const Stage& stage : pipeline.stages)
       if (!cut_of(plan, stage).is_megatron())
         fail_usage(
-            "the plan says how layers are cut by `sharding`; hetrun runs such plans but does not simulate "
-            "them yet");
+            "the plan says how layers are cut by `sharding`, which layer times know nothing of; `hetrun "
+            "simulate` "
+            "of a recipe simulates such plans");
   PlanLayout layout;
   const bool uniform = !plan.pipelines.empty() && !plan.pipelines[0].stages.empty() && has_uniform_cut(plan);
   layout.tensor = static_cast<int>(

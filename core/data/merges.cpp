@@ -36,8 +36,8 @@ void Merges::apply_short(std::vector<int32_t>& symbols) const {
   }
 }
 
-// The symbols are a linked list; candidate pairs wait in a queue by rank, then position. A candidate whose symbols
-// have changed since is stale and dropped.
+// The symbols are a linked list; candidate pairs wait in a queue by rank, then position. A candidate whose
+// symbols have changed since is stale and dropped.
 void Merges::apply(std::vector<int32_t>& ids) const {
   constexpr size_t kShort = 16;
   if (ids.size() <= kShort) return apply_short(ids);
@@ -50,7 +50,9 @@ void Merges::apply(std::vector<int32_t>& ids) const {
     int64_t at;
     uint64_t pair;
     int32_t result;
-    bool operator>(const Candidate& other) const { return std::tie(rank, at) > std::tie(other.rank, other.at); }
+    bool operator>(const Candidate& other) const {
+      return std::tie(rank, at) > std::tie(other.rank, other.at);
+    }
   };
   const auto count = static_cast<int64_t>(ids.size());
   std::vector<Symbol> symbols;
@@ -60,7 +62,8 @@ void Merges::apply(std::vector<int32_t>& ids) const {
   const auto propose = [&](int64_t at) {
     if (at < 0 || symbols[at].after < 0) return;
     const int32_t first = symbols[at].id, second = symbols[symbols[at].after].id;
-    if (const Merge* merge = find(first, second)) queue.push({merge->rank, at, pair_of(first, second), merge->result});
+    if (const Merge* merge = find(first, second))
+      queue.push({merge->rank, at, pair_of(first, second), merge->result});
   };
   for (int64_t i = 0; i < count; ++i) propose(i);
   while (!queue.empty()) {

@@ -1,5 +1,5 @@
-// The merges of byte-pair encoding (Sennrich et al. 2016): of a word's neighbouring symbols the pair that stands first
-// in the list is joined, again and again; of equal ones the leftmost. Immutable once filled.
+// The merges of byte-pair encoding (Sennrich et al. 2016): of a word's neighbouring symbols the pair that
+// stands first in the list is joined, again and again; of equal ones the leftmost. Immutable once filled.
 #pragma once
 
 #include <cstddef>

@@ -15,9 +15,7 @@ constexpr uint32_t kMostRepeats = 1000, kMostInstructions = 100000;
 namespace {
 
 constexpr uint32_t bit(Category category) { return uint32_t{1} << static_cast<int>(category); }
-constexpr uint32_t bits(Category first, Category last) {
-  return (bit(last) << 1) - bit(first);
-}
+constexpr uint32_t bits(Category first, Category last) { return (bit(last) << 1) - bit(first); }
 
 struct NamedCategories {
   std::string_view name;
@@ -25,15 +23,42 @@ struct NamedCategories {
 };
 using C = Category;
 constexpr NamedCategories kCategories[] = {
-    {"L", bits(C::Lu, C::Lo)},  {"Letter", bits(C::Lu, C::Lo)}, {"Lu", bit(C::Lu)}, {"Ll", bit(C::Ll)},
-    {"Lt", bit(C::Lt)},         {"Lm", bit(C::Lm)},             {"Lo", bit(C::Lo)}, {"M", bits(C::Mn, C::Me)},
-    {"Mn", bit(C::Mn)},         {"Mc", bit(C::Mc)},             {"Me", bit(C::Me)}, {"N", bits(C::Nd, C::No)},
-    {"Number", bits(C::Nd, C::No)}, {"Nd", bit(C::Nd)},         {"Nl", bit(C::Nl)}, {"No", bit(C::No)},
-    {"P", bits(C::Pc, C::Po)},  {"Pc", bit(C::Pc)},             {"Pd", bit(C::Pd)}, {"Ps", bit(C::Ps)},
-    {"Pe", bit(C::Pe)},         {"Pi", bit(C::Pi)},             {"Pf", bit(C::Pf)}, {"Po", bit(C::Po)},
-    {"S", bits(C::Sm, C::So)},  {"Sm", bit(C::Sm)},             {"Sc", bit(C::Sc)}, {"Sk", bit(C::Sk)},
-    {"So", bit(C::So)},         {"Z", bits(C::Zs, C::Zp)},      {"Zs", bit(C::Zs)}, {"Zl", bit(C::Zl)},
-    {"Zp", bit(C::Zp)},         {"C", bits(C::Cc, C::Cn)},      {"Cc", bit(C::Cc)}, {"Cf", bit(C::Cf)},
+    {"L", bits(C::Lu, C::Lo)},
+    {"Letter", bits(C::Lu, C::Lo)},
+    {"Lu", bit(C::Lu)},
+    {"Ll", bit(C::Ll)},
+    {"Lt", bit(C::Lt)},
+    {"Lm", bit(C::Lm)},
+    {"Lo", bit(C::Lo)},
+    {"M", bits(C::Mn, C::Me)},
+    {"Mn", bit(C::Mn)},
+    {"Mc", bit(C::Mc)},
+    {"Me", bit(C::Me)},
+    {"N", bits(C::Nd, C::No)},
+    {"Number", bits(C::Nd, C::No)},
+    {"Nd", bit(C::Nd)},
+    {"Nl", bit(C::Nl)},
+    {"No", bit(C::No)},
+    {"P", bits(C::Pc, C::Po)},
+    {"Pc", bit(C::Pc)},
+    {"Pd", bit(C::Pd)},
+    {"Ps", bit(C::Ps)},
+    {"Pe", bit(C::Pe)},
+    {"Pi", bit(C::Pi)},
+    {"Pf", bit(C::Pf)},
+    {"Po", bit(C::Po)},
+    {"S", bits(C::Sm, C::So)},
+    {"Sm", bit(C::Sm)},
+    {"Sc", bit(C::Sc)},
+    {"Sk", bit(C::Sk)},
+    {"So", bit(C::So)},
+    {"Z", bits(C::Zs, C::Zp)},
+    {"Zs", bit(C::Zs)},
+    {"Zl", bit(C::Zl)},
+    {"Zp", bit(C::Zp)},
+    {"C", bits(C::Cc, C::Cn)},
+    {"Cc", bit(C::Cc)},
+    {"Cf", bit(C::Cf)},
 };
 // Where the character begins that ends at `at`.
 size_t before(std::string_view text, size_t at) {
@@ -55,8 +80,8 @@ bool Pattern::Set::has(char32_t c) const {
   return inside != negated;
 }
 
-// Builds the program. A piece of it is a list of instructions whose jumps are relative to its beginning until it
-// is placed.
+// Builds the program. A piece of it is a list of instructions whose jumps are relative to its beginning until
+// it is placed.
 class PatternParser {
  public:
   using Op = Pattern::Op;
@@ -213,7 +238,8 @@ class PatternParser {
       result.list.push_back({Op::run, static_cast<uint32_t>(code.single), least});
       return result;
     }
-    if (most == 0 && code.nullable) fail("what may match nothing is repeated without end, which is not supported");
+    if (most == 0 && code.nullable)
+      fail("what may match nothing is repeated without end, which is not supported");
     for (uint32_t i = 0; i < least; ++i) append(result, code);
     const auto size = static_cast<uint32_t>(code.list.size());
     const auto choice = [&](uint32_t inside, uint32_t outside) {
@@ -301,9 +327,11 @@ class PatternParser {
     const size_t most = braces ? 8 : kind == 'x' ? 2 : 4;
     uint64_t value = 0;
     size_t digits = 0;
-    for (; digits < most && !ends() && std::isxdigit(static_cast<unsigned char>(source_[at_])) != 0; ++digits, ++at_)
+    for (; digits < most && !ends() && std::isxdigit(static_cast<unsigned char>(source_[at_])) != 0;
+         ++digits, ++at_)
       value = value * 16 + static_cast<uint64_t>(std::stoi(std::string(1, source_[at_]), nullptr, 16));
-    if (digits == 0 || (!braces && kind == 'u' && digits < 4) || (braces && !take("}")) || value >= kNoCharacter)
+    if (digits == 0 || (!braces && kind == 'u' && digits < 4) || (braces && !take("}")) ||
+        value >= kNoCharacter)
       fail("a code point in hexadecimal is wanted");
     return static_cast<char32_t>(value);
   }
@@ -396,7 +424,8 @@ class PatternParser {
     Code outer;
     if (behind) {
       if (inner.single < 0) fail("looking behind at other than one character is not supported");
-      outer.list.push_back({Op::look_behind, 1, static_cast<uint32_t>(inner.single) * 2 + (negative ? 1 : 0)});
+      outer.list.push_back(
+          {Op::look_behind, 1, static_cast<uint32_t>(inner.single) * 2 + (negative ? 1 : 0)});
       return outer;
     }
     outer.list.push_back({atomic ? Op::atomic : Op::look_ahead, static_cast<uint32_t>(inner.list.size()) + 2,

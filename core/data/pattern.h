@@ -1,6 +1,6 @@
-// The regular expressions by which tokenizers cut text into words: those of Oniguruma's syntax that tokenizer.json
-// files use. They match code points of UTF-8; a byte that is not UTF-8 is a character that is in no class but
-// negated ones. Immutable after it is made; may be used from any thread.
+// The regular expressions by which tokenizers cut text into words: those of Oniguruma's syntax that
+// tokenizer.json files use. They match code points of UTF-8; a byte that is not UTF-8 is a character that is
+// in no class but negated ones. Immutable after it is made; may be used from any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +27,16 @@ class Pattern {
   friend class PatternParser;
 
   enum class Op : uint8_t {
-    set,         // one character of sets_[x]
-    split,       // go on at x, else at y
-    jump,        // go on at x
-    look_ahead,  // what follows up to `stop` matches here (y = 1: does not); go on at x
+    set,          // one character of sets_[x]
+    split,        // go on at x, else at y
+    jump,         // go on at x
+    look_ahead,   // what follows up to `stop` matches here (y = 1: does not); go on at x
     look_behind,  // the character before is in sets_[y / 2] (y odd: is not); go on at x
-    atomic,      // what follows up to `stop` matches here, its first way only; go on at x
-    run,         // as many of sets_[x] as there are, at least y, given back one by one
-    begin,       // of the text
-    end,         // of the text
-    stop,        // end of a look_ahead or an atomic, or the match
+    atomic,       // what follows up to `stop` matches here, its first way only; go on at x
+    run,          // as many of sets_[x] as there are, at least y, given back one by one
+    begin,        // of the text
+    end,          // of the text
+    stop,         // end of a look_ahead or an atomic, or the match
   };
   struct Instruction {
     Op op;
@@ -53,7 +53,8 @@ class Pattern {
   };
 
   bool matches(const Set& set, std::string_view text, size_t at, int& bytes) const;
-  std::optional<size_t> match(std::string_view text, size_t at, uint32_t start, int64_t& budget, int depth) const;
+  std::optional<size_t> match(std::string_view text, size_t at, uint32_t start, int64_t& budget,
+                              int depth) const;
 
   std::string what_, source_;
   std::vector<Instruction> program_;

@@ -160,11 +160,10 @@ std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_vie
   if (kind == "byte") return make_byte_tokenizer();
   if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end()) fail_kind(kind);
   if (model.empty())
-    fail_usage(
-        "the {} tokenizer needs 'model': {}", kind,
-        kind == "bpe"           ? "a folder with vocab.json and merges.txt"
-        : kind == "huggingface" ? "a folder with tokenizer.json"
-                                : "the path of a trained .model file");
+    fail_usage("the {} tokenizer needs 'model': {}", kind,
+               kind == "bpe"           ? "a folder with vocab.json and merges.txt"
+               : kind == "huggingface" ? "a folder with tokenizer.json"
+                                       : "the path of a trained .model file");
   if (kind == "huggingface") return make_huggingface_tokenizer(model);
   return kind == "bpe" ? make_bpe_tokenizer(model) : make_sentencepiece_tokenizer(model);
 }

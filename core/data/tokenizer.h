@@ -43,8 +43,8 @@ std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Path& folder);
 // A folder with a tokenizer.json of Hugging Face's tokenizers, or that file.
 std::unique_ptr<Tokenizer> make_huggingface_tokenizer(const Path& model);
 
-// By kind: "char" (from `text`), "byte", "sentencepiece", "bpe" or "huggingface" (from the file or folder `model`). Throws
-// Error(usage) naming the nearest kind.
+// By kind: "char" (from `text`), "byte", "sentencepiece", "bpe" or "huggingface" (from the file or folder
+// `model`). Throws Error(usage) naming the nearest kind.
 std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const Path& model);
 // What to_json() gave. `what` names the source in errors.
 std::unique_ptr<Tokenizer> tokenizer_from_json(const Json& json, std::string_view what);

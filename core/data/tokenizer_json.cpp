@@ -1,6 +1,6 @@
-// A tokenizer.json of Hugging Face's tokenizers: added tokens are cut out of the text; what is between is normalised, cut
-// into words by pre-tokenizers, and each word encoded by byte-pair encoding. Written after the library's documentation and
-// compared with it in tests/reference/tokenizer_ids.py.
+// A tokenizer.json of Hugging Face's tokenizers: added tokens are cut out of the text; what is between is
+// normalised, cut into words by pre-tokenizers, and each word encoded by byte-pair encoding. Written after
+// the library's documentation and compared with it in tests/reference/tokenizer_ids.py.
 #include <algorithm>
 #include <deque>
 #include <functional>
@@ -39,7 +39,9 @@ struct Part {
     if (value == nullptr) fail_usage("{}: a text is wanted", name);
     return *value;
   }
-  std::string text_or(std::string_view otherwise) const { return present() ? text() : std::string(otherwise); }
+  std::string text_or(std::string_view otherwise) const {
+    return present() ? text() : std::string(otherwise);
+  }
   bool flag(bool otherwise) const {
     const bool* value = as_bool(json);
     if (value == nullptr && present()) fail_usage("{}: true or false is wanted", name);
@@ -55,7 +57,8 @@ struct Part {
     const Json::array_t* array = as_array(json);
     if (array == nullptr) fail_usage("{}: a list is wanted", name);
     std::vector<Part> parts;
-    for (size_t i = 0; i < array->size(); ++i) parts.push_back({&(*array)[i], fmt::format("{}[{}]", name, i)});
+    for (size_t i = 0; i < array->size(); ++i)
+      parts.push_back({&(*array)[i], fmt::format("{}[{}]", name, i)});
     return parts;
   }
   std::string type() const { return (*this)["type"].text(); }
@@ -166,7 +169,8 @@ Behavior behavior_of(const Part& part) {
 enum class Scheme : uint8_t { always, first, never };  // when a word gets the mark of a space before it
 
 Scheme scheme_of(const Part& part) {
-  if (!part["prepend_scheme"].present()) return part["add_prefix_space"].flag(true) ? Scheme::always : Scheme::never;
+  if (!part["prepend_scheme"].present())
+    return part["add_prefix_space"].flag(true) ? Scheme::always : Scheme::never;
   const std::string name = part["prepend_scheme"].text();
   if (name == "always") return Scheme::always;
   if (name == "first") return Scheme::first;
@@ -241,7 +245,8 @@ void split_pieces(std::string_view text, bool first, const Finder& pattern, Beha
   std::optional<Piece> waiting;  // may yet grow
   bool last_match = false;
   const auto send = [&](const Piece& piece) {
-    if (piece.end > piece.begin) emit(text.substr(piece.begin, piece.end - piece.begin), first && piece.begin == 0);
+    if (piece.end > piece.begin)
+      emit(text.substr(piece.begin, piece.end - piece.begin), first && piece.begin == 0);
   };
   const auto flush = [&] {
     if (waiting) send(*waiting);
@@ -298,7 +303,9 @@ void pre_tokenize(const std::vector<PreTokenizer>& list, size_t step, std::strin
   if (text.empty()) return;
   if (step == list.size()) return emit(text, first);
   const PreTokenizer& pre = list[step];
-  const Emit next = [&](std::string_view piece, bool is_first) { pre_tokenize(list, step + 1, piece, is_first, emit); };
+  const Emit next = [&](std::string_view piece, bool is_first) {
+    pre_tokenize(list, step + 1, piece, is_first, emit);
+  };
   if (pre.kind == PreTokenizer::Kind::split)
     return split_pieces(text, first, *pre.pattern, pre.behavior, pre.invert, next);
   std::string changed;
@@ -314,7 +321,8 @@ void pre_tokenize(const std::vector<PreTokenizer>& list, size_t step, std::strin
   }
   changed = replaced(text, Finder(" "), pre.mark);
   const bool marked = changed.compare(0, pre.mark.size(), pre.mark) == 0;
-  if (!marked && (pre.scheme == Scheme::always || (pre.scheme == Scheme::first && first))) changed.insert(0, pre.mark);
+  if (!marked && (pre.scheme == Scheme::always || (pre.scheme == Scheme::first && first)))
+    changed.insert(0, pre.mark);
   if (!pre.cut) return next(changed, first);
   split_pieces(changed, first, Finder(pre.mark), Behavior::merged_with_next, false, next);
 }
@@ -364,7 +372,8 @@ class AddedTokens {
       if (token->left)
         while (begin > done && is_space_before(text, begin)) begin = start_before(text, begin);
       if (token->right)
-        while (end < text.size() && is_space(decode_utf8(text, end).code_point) && decode_utf8(text, end).bytes > 0)
+        while (end < text.size() && is_space(decode_utf8(text, end).code_point) &&
+               decode_utf8(text, end).bytes > 0)
           end += static_cast<size_t>(decode_utf8(text, end).bytes);
       if (begin > done) on_text(text.substr(done, begin - done), done == 0);
       on_token(token->id);
@@ -408,7 +417,8 @@ class AddedTokens {
 
 class JsonTokenizer final : public Tokenizer {
  public:
-  JsonTokenizer(std::string text, Json files, std::string_view what) : text_(std::move(text)), files_(std::move(files)) {
+  JsonTokenizer(std::string text, Json files, std::string_view what)
+      : text_(std::move(text)), files_(std::move(files)) {
     const Json json = parse_json(text_, what);
     const Part root{&json, fmt::format("{}: tokenizer.json", what)};
     if (!json.is_object()) fail_usage("{}: an object is wanted", root.name);
@@ -480,9 +490,10 @@ class JsonTokenizer final : public Tokenizer {
     if (!model.present()) fail_usage("{} is missing", model.name);
     const std::string type = model["type"].text_or("BPE");
     if (type != "BPE")
-      model.refuse(fmt::format("the model '{}' (BPE is; a SentencePiece model file is read by tokenizer = "
-                               "\"sentencepiece\")",
-                               type));
+      model.refuse(
+          fmt::format("the model '{}' (BPE is; a SentencePiece model file is read by tokenizer = "
+                      "\"sentencepiece\")",
+                      type));
     if (model["dropout"].present() && *model["dropout"].json != Json(0.0)) model["dropout"].refuse("dropout");
     for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
       if (!model[affix].text_or("").empty()) model[affix].refuse("a text");
@@ -490,7 +501,8 @@ class JsonTokenizer final : public Tokenizer {
     whole_words_ = model["ignore_merges"].flag(false);
     const Part vocabulary = model["vocab"];
     const Json::object_t* entries = as_object(vocabulary.json);
-    if (entries == nullptr || entries->empty()) fail_usage("{}: an object from tokens to ids is wanted", vocabulary.name);
+    if (entries == nullptr || entries->empty())
+      fail_usage("{}: an object from tokens to ids is wanted", vocabulary.name);
     std::unordered_map<std::string, int32_t> by_name;
     for (const auto& [token, id] : *entries) {
       const int32_t number = Part{&id, fmt::format("{}['{}']", vocabulary.name, token)}.id();
@@ -540,7 +552,10 @@ class JsonTokenizer final : public Tokenizer {
       const std::string joined = first + second;
       const int32_t a = id_of(first), b = id_of(second), result = id_of(joined);
       if (a < 0 || b < 0 || result < 0)
-        fail_usage("{}: the vocabulary lacks the token '{}'", merge.name, a < 0 ? first : b < 0 ? second : joined);
+        fail_usage("{}: the vocabulary lacks the token '{}'", merge.name,
+                   a < 0   ? first
+                   : b < 0 ? second
+                           : joined);
       merges_.add(a, b, result);
       if (!byte_level_) note_neighbours(joined);
     }
@@ -580,8 +595,8 @@ class JsonTokenizer final : public Tokenizer {
     }
   }
 
-  // What tokens are shown as: once for each, since no step of the decoders in use looks at more than one token but
-  // for the space before the first.
+  // What tokens are shown as: once for each, since no step of the decoders in use looks at more than one
+  // token but for the space before the first.
   void read_decoder(const Part& decoder) {
     std::vector<std::function<void(std::string&)>> steps;
     bool bytes = false;
@@ -590,9 +605,8 @@ class JsonTokenizer final : public Tokenizer {
       if (type == "ByteFallback") {
         bytes = true;
       } else if (type == "Replace") {
-        steps.push_back([pattern = Finder::of(part["pattern"]), content = part["content"].text()](std::string& token) {
-          token = replaced(token, pattern, content);
-        });
+        steps.push_back([pattern = Finder::of(part["pattern"]), content = part["content"].text()](
+                            std::string& token) { token = replaced(token, pattern, content); });
       } else if (type == "Metaspace") {
         steps.push_back([pattern = Finder(part["replacement"].text())](std::string& token) {
           token = replaced(token, pattern, " ");
@@ -611,7 +625,8 @@ class JsonTokenizer final : public Tokenizer {
     }
     if (bytes && falls_back_)
       for (size_t b = 0; b < 256; ++b)
-        if (byte_ids_[b] >= 0) set_shown(byte_ids_[b], std::string(1, static_cast<char>(static_cast<unsigned char>(b))));
+        if (byte_ids_[b] >= 0)
+          set_shown(byte_ids_[b], std::string(1, static_cast<char>(static_cast<unsigned char>(b))));
   }
 
   // What a template puts before a text.
@@ -633,7 +648,8 @@ class JsonTokenizer final : public Tokenizer {
     }
   }
   void add_prefix(int32_t id, std::string_view name) {
-    if (static_cast<size_t>(id) >= shown_.size()) fail_usage("{}: token id {} is outside the vocabulary", name, id);
+    if (static_cast<size_t>(id) >= shown_.size())
+      fail_usage("{}: token id {} is outside the vocabulary", name, id);
     prefix_.push_back(id);
   }
 
@@ -642,9 +658,11 @@ class JsonTokenizer final : public Tokenizer {
     if (word.size() > kMostWord)
       fail_usage("a word of the text has {} bytes; {} are the most", word.size(), kMostWord);
     if (whole_words_)
-      if (const auto found = ids_.find(std::string(word)); found != ids_.end()) return ids.push_back(found->second);
+      if (const auto found = ids_.find(std::string(word)); found != ids_.end())
+        return ids.push_back(found->second);
     if (byte_level_) return encode_part(word, words, ids, false);
-    // Where no token holds two neighbouring characters side by side, none reaches over them: the word is cut there.
+    // Where no token holds two neighbouring characters side by side, none reaches over them: the word is cut
+    // there.
     size_t begin = 0;
     char32_t before = 0;
     bool first = true;
@@ -706,7 +724,8 @@ class JsonTokenizer final : public Tokenizer {
   }
 
   void add_unknown(std::vector<int32_t>& symbols) const {
-    if (unknown_ >= 0 && !(fuses_unknown_ && !symbols.empty() && symbols.back() == unknown_)) symbols.push_back(unknown_);
+    if (unknown_ >= 0 && !(fuses_unknown_ && !symbols.empty() && symbols.back() == unknown_))
+      symbols.push_back(unknown_);
   }
 
   std::string text_;  // of tokenizer.json

@@ -1563,7 +1563,8 @@ char32_t composed(char32_t a, char32_t b) {
   }();
   if (a >= kL && a < kL + kLCount && b >= kV && b < kV + kVCount)
     return kS + ((a - kL) * kVCount + (b - kV)) * kTCount;
-  if (a >= kS && a < kS + kSCount && (a - kS) % kTCount == 0 && b > kT && b < kT + kTCount) return a + (b - kT);
+  if (a >= kS && a < kS + kSCount && (a - kS) % kTCount == 0 && b > kT && b < kT + kTCount)
+    return a + (b - kT);
   const auto found = pairs.find(static_cast<uint64_t>(a) << 32 | b);
   return found == pairs.end() ? 0 : found->second;
 }
@@ -1576,7 +1577,8 @@ void normalise(std::u32string_view from, std::string& to) {
     size_t end = begin + 1;
     if (combining_class(text[begin]) != 0) {
       while (end < text.size() && combining_class(text[end]) != 0) ++end;
-      std::stable_sort(text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end),
+      std::stable_sort(text.begin() + static_cast<std::ptrdiff_t>(begin),
+                       text.begin() + static_cast<std::ptrdiff_t>(end),
                        [](char32_t a, char32_t b) { return combining_class(a) < combining_class(b); });
     }
     begin = end;
@@ -1617,8 +1619,9 @@ bool is_number(char32_t c) {
 }
 
 bool is_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 std::string nfc(std::string_view text) {

@@ -63,8 +63,8 @@ StoredTensor StoredTensor::rows(int64_t first, int64_t count) const {
   for (const Piece& piece : pieces_) {
     const int64_t begin = std::max(first * row, at), end = std::min((first + count) * row, at + piece.bytes);
     if (begin < end || (result.pieces_.empty() && &piece == &pieces_.back()))
-      result.pieces_.push_back(
-          {piece.file, piece.name, piece.offset + std::max<int64_t>(begin - at, 0), std::max<int64_t>(end - begin, 0)});
+      result.pieces_.push_back({piece.file, piece.name, piece.offset + std::max<int64_t>(begin - at, 0),
+                                std::max<int64_t>(end - begin, 0)});
     at += piece.bytes;
   }
   return result;

@@ -41,9 +41,10 @@ std::vector<ValueId> gradient(GradientCall& call) {
 std::vector<OpDef> rotary_ops() {
   return {{.name = "rotary",
            .signature = "x[b, t, heads, d]:T strided, positions[t]:i32 → y[b, t, heads, d]:T strided",
-           .doc = "Pair i of each head turned by positions · `base`^(-2i/d), or by positions · `frequencies`[i] "
-                  "where these are given: elements i and i + d/2, or with `interleaved` 2i and 2i + 1. "
-                  "`inverse` turns back, which is also the gradient.",
+           .doc =
+               "Pair i of each head turned by positions · `base`^(-2i/d), or by positions · `frequencies`[i] "
+               "where these are given: elements i and i + d/2, or with `interleaved` 2i and 2i + 1. "
+               "`inverse` turns back, which is also the gradient.",
            .attributes = {"base", "frequencies", "interleaved", "inverse"},
            .infer = infer,
            .gradient = gradient,

@@ -7,8 +7,8 @@
 namespace het::reference {
 namespace {
 
-// Pair i of a head turns by position * base^(-2i/d), or by position * frequencies[i]. Pairs are (i, i + d/2), or (2i, 2i + 1) when
-// interleaved. Su et al., "RoFormer" (2021).
+// Pair i of a head turns by position * base^(-2i/d), or by position * frequencies[i]. Pairs are (i, i + d/2),
+// or (2i, 2i + 1) when interleaved. Su et al., "RoFormer" (2021).
 std::unique_ptr<Kernel> rotary(const KernelRequest& request) {
   const double base = request.attributes.get<double>("base", 10000.0);
   const auto frequencies = request.attributes.get<std::vector<double>>("frequencies", {});

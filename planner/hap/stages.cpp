@@ -42,8 +42,7 @@ std::vector<Devices> kinds_apart(const DeviceGroup& group, int stages) {
 std::vector<Devices> kinds_together(const DeviceGroup& group, int stages) {
   std::vector<Devices> result(static_cast<size_t>(stages));
   const std::vector<Devices> apart = kinds_apart(group, 1);
-  for (size_t i = 0; i < apart[0].size(); ++i)
-    result[i % static_cast<size_t>(stages)].push_back(apart[0][i]);
+  for (size_t i = 0; i < apart[0].size(); ++i) result[i % static_cast<size_t>(stages)].push_back(apart[0][i]);
   for (Devices& each : result) std::sort(each.begin(), each.end());
   return result;
 }

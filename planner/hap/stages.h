@@ -31,10 +31,10 @@ struct StagesCandidate {
 };
 
 struct StagesAnswer {
-  double rival_seconds = 0;                  // simulated likewise
-  bool cuts_state = false;  // the best program over all devices cuts parameters or optimizer state
+  double rival_seconds = 0;  // simulated likewise
+  bool cuts_state = false;   // the best program over all devices cuts parameters or optimizer state
   std::vector<StagesCandidate> candidates;  // those that were simulated
-  const StagesCandidate* best() const;       // of those that fit; null: there is none
+  const StagesCandidate* best() const;      // of those that fit; null: there is none
 };
 
 // Where the best sharding program over all devices cuts no state, pipelines can do as well, and only that one

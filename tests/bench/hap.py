@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Sharding programs for HAP's four workloads by the cost model, on its cluster of V100 and P100: against data parallelism, ZeRO,
-Megatron's tensor parallelism and HAP's published rules, with the proven bound and the seconds of the searches. Each plan is found in
-a separate process; nothing is trained. The last line is one JSON object.
+"""Sharding programs for HAP's four workloads: by the cost model, on its cluster of V100 and P100, against data parallelism, ZeRO,
+Megatron's tensor parallelism and HAP's published rules, with the proven bound and the seconds of the searches (each plan is found in
+a separate process; nothing is trained); and small ones run for real on slowed devices (sharding_runs.py). The last line is one JSON
+object.
 
-usage: hap.py HETRUN [--json] [--gpus=8,16,32,64] [--only=WORKLOAD]
+usage: hap.py HETRUN [--json] [--part=model|runs] [--gpus=8,16,32,64] [--only=WORKLOAD] [--trials=1]
 """
 import json
 import pathlib
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import sharding_runs
 from runs import say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -44,9 +46,7 @@ def plan(hetrun, folder, words, gpus):
     return json.loads(done.stdout.splitlines()[-1])['report'], ''
 
 
-def main():
-    hetrun = str(pathlib.Path(sys.argv[1]).resolve())
-    given = dict(word.lstrip('-').partition('=')[::2] for word in sys.argv[2:])
+def by_model(hetrun, given):
     sizes = [int(n) for n in given.get('gpus', '8,16,32,64').split(',')]
     ratios, search, gaps, published = {}, {}, {}, {}
     with tempfile.TemporaryDirectory() as name:
@@ -75,8 +75,21 @@ def main():
                 published[f'{workload}_{gpus}'] = hap / own
                 search[workload] = max(search.get(workload, 0), each)
                 gaps[workload] = max(gaps.get(workload, 0), report['gap'])
-    print(json.dumps({'model_best_ratio': max(ratios.values(), default=0), 'model_worst_ratio': min(ratios.values(), default=0),
-                      'over_published': published, 'ratios': ratios, 'search_seconds': search, 'bound_gap': gaps}))
+    return {'model_best_ratio': max(ratios.values(), default=0), 'model_worst_ratio': min(ratios.values(), default=0),
+            'over_published': published, 'ratios': ratios, 'search_seconds': search, 'bound_gap': gaps}
+
+
+def main():
+    hetrun = pathlib.Path(sys.argv[1]).resolve()
+    given = dict(word.lstrip('-').partition('=')[::2] for word in sys.argv[2:])
+    found = {}
+    if given.get('part', 'model') == 'model':
+        found.update(by_model(str(hetrun), given))
+    if given.get('part', 'runs') == 'runs':
+        with tempfile.TemporaryDirectory() as name:
+            found.update(sharding_runs.summary(sharding_runs.measure_all(hetrun, pathlib.Path(name), given.get('only', ''),
+                                                                         int(given.get('trials', 1)))))
+    print(json.dumps(found))
 
 
 if __name__ == '__main__':

@@ -1,5 +1,7 @@
 """Synthesised sharding programs run for real, on ranks that are slowed to the devices of mixed clusters, against data
 parallelism, ZeRO, Megatron's tensor parallelism, HAP's published rules and the planner's pipelines; and what was predicted."""
+import json
+import re
 import statistics
 
 from runs import last_json, run, say, step_seconds
@@ -66,14 +68,13 @@ def measure(hetrun, folder, workload, nodes, batch, link, trials):
     plans.update({other['name']: (other['lua'], other['step_seconds']) for other in report['baselines'] if other['found']})
     code, out, _ = run([*words, '--policy=auto'], folder)
     if code == 0:
-        import json
         auto = json.loads(out.splitlines()[-1])
         plans['auto'] = (auto['lua'], auto['report']['step_seconds'])
     taken, found = {}, {}
     for name, (plan, predicted) in plans.items():
         if plan not in taken:
             (folder / 'planned.lua').write_text(RECIPE % (cluster + 'plan = ' + plan, model, images or MASKED, batch))
-            ranks = plan.count(':') and len(set(device for device in devices_of(plan)))
+            ranks = len(set(devices_of(plan)))
             taken[plan] = statistics.median(step_seconds(hetrun, ranks, 'planned.lua', folder)[0] for _ in range(trials))
         found[name] = {'predicted': predicted, 'measured': taken[plan], 'error': predicted / taken[plan] - 1}
         say(f'  {name:<30} {predicted:7.3f} s predicted {taken[plan]:7.3f} s measured {found[name]["error"]:+7.1%}')
@@ -82,7 +83,6 @@ def measure(hetrun, folder, workload, nodes, batch, link, trials):
 
 def devices_of(plan):
     """Names of the devices in the text of a plan: "fast:0", "slow:0-3"."""
-    import re
     for node, first, last in re.findall(r'"(\w+):(\d+)(?:-(\d+))?"', plan):
         for number in range(int(first), int(last or first) + 1):
             yield f'{node}:{number}'
@@ -98,3 +98,20 @@ def measure_all(hetrun, folder, only='', trials=1):
         say(name)
         found[name] = measure(hetrun, folder, workload, CLUSTERS[cluster], batch, link, trials)
     return found
+
+
+BASELINES = ('even data parallelism', 'proportional data parallelism', 'ZeRO', 'Megatron tensor parallelism')
+
+
+def summary(found):
+    """Of all settings: how much faster than even data parallelism at most, how much slower than the best baseline at most, and how
+    far predictions by simulated programs were off."""
+    over_even, over_best, errors = {}, {}, {}
+    for setting, plans in found.items():
+        own = plans['synthesised']['measured']
+        over_even[setting] = plans['even data parallelism']['measured'] / own
+        over_best[setting] = own / min(plans[name]['measured'] for name in BASELINES if name in plans)
+        errors.update({f'{setting}: {name}': abs(plan['error']) for name, plan in plans.items() if name != 'auto'})
+    return {'best_over_even': max(over_even.values(), default=0), 'worst_over_best_baseline': max(over_best.values(), default=0),
+            'prediction_error': max(errors.values(), default=0), 'median_prediction_error': statistics.median(errors.values() or [0]),
+            'over_even': over_even, 'over_best_baseline': over_best, 'runs': found}

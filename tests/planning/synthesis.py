@@ -83,6 +83,19 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-5)
 
+    def test_such_plans_are_simulated(self):
+        report = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')
+        self.recipe(report['lua'])
+        answer = self.json_of('simulate', 'small.lua', '--cluster=fast.lua')
+        self.assertAlmostEqual(answer['report']['step_seconds'], report['report']['step_seconds'], delta=1e-9)
+        self.assertEqual(len(answer['report']['ranks']), 3)
+        text = self.hetrun('simulate', 'small.lua', '--cluster=fast.lua')[0]
+        for part in ('b:1', 'computes', 'waits', 'simulated from the programs of all ranks'):
+            self.assertIn(part, text)
+        self.assertIn('does not take --html', self.refused('simulate', 'small.lua', '--cluster=fast.lua', '--html=x.html'))
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('"b"', '"c"'))
+        self.assertIn("the plan names 'b:0', which the cluster has not", self.refused('simulate', 'small.lua', '--cluster=fast.lua'))
+
     def test_auto_keeps_pipelines_where_a_program_does_not_gain(self):
         (self.folder / 'slow.lua').write_text(FAST_LINKS.replace('40 GB/s', '2 MB/s').replace('1 us', '100 us'))
         programs = self.json_of('plan', 'small.lua', '--cluster=slow.lua')['programs']

@@ -245,7 +245,9 @@ local floats = {}
 for name in ([[attention_dropout attention_probs_dropout_prob attn_logit_softcapping attn_pdrop beta_fast beta_slow
   embd_pdrop factor final_logit_softcapping hidden_dropout hidden_dropout_prob high_freq_factor initializer_range
   layer_norm_eps layer_norm_epsilon low_freq_factor partial_rotary_factor resid_pdrop rms_norm_eps rope_local_base_freq
-  rope_theta rotary_emb_base rotary_pct router_aux_loss_coef router_jitter_noise]]):gmatch "%S+" do floats[name] = true end
+  rope_theta rotary_emb_base rotary_pct router_aux_loss_coef router_jitter_noise]]):gmatch "%S+" do
+  floats[name] = true
+end
 
 --- A configuration as the text of config.json.
 function families.config_text(config)
