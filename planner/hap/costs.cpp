@@ -35,27 +35,43 @@ bool is_half(const Graph& graph, const Node& node) {
   return false;
 }
 
-// Seconds until every device has done its part, when parts are as good as can be: the least t such that the
-// parts which the devices can do in t add up to all.
-double balanced_seconds(const DeviceGroup& group, const Work& work, bool half) {
+// Of a bound that may equal what it bounds, but for rounding.
+Ticks least_ticks(double seconds) { return ticks_of(seconds * (1 - 1e-9)); }
+
+double rate(const Device& device, const Work& work) {
+  return work.half ? device.half_flops : device.f32_flops;
+}
+
+// Seconds of a device that has so much of what is cut.
+double device_seconds(const Device& device, const Work& work, double part) {
+  return std::max(work.flops * part / rate(device, work),
+                  (work.whole_bytes + work.cut_bytes * part) / device.memory_bytes_per_second);
+}
+
+// Seconds until every device has done its part, when so many units are shared out as well as can be: the
+// least t such that the units which the devices can do in t are enough.
+double balanced_seconds(const DeviceGroup& group, const Work& work, int64_t units) {
+  constexpr double kRounding = 1e-7;  // a unit is not lost to it
   const auto done_in = [&](double t) {
-    double parts = 0;
-    for (const Device& device : group.devices()) {
-      const double rate = half ? device.half_flops : device.f32_flops;
-      const double by_flops = work.flops > 0 ? t * rate / work.flops : 1;
+    int64_t done = 0;
+    for (int kind = 0; kind < group.kinds(); ++kind) {
+      const Device& device = group.of_kind(kind);
+      const double by_flops = work.flops > 0 ? t * rate(device, work) / work.flops : 1;
       const double by_bytes = work.cut_bytes > 0
                                   ? (t * device.memory_bytes_per_second - work.whole_bytes) / work.cut_bytes
                               : t * device.memory_bytes_per_second >= work.whole_bytes ? 1
                                                                                        : 0;
-      parts += std::max(0.0, std::min({by_flops, by_bytes, 1.0}));
+      const double part = std::max(0.0, std::min({by_flops, by_bytes, 1.0}));
+      done += group.count_of(kind) *
+              static_cast<int64_t>(std::floor(static_cast<double>(units) * part + kRounding));
     }
-    return parts;
+    return done >= units;
   };
   double high = 1e-12, low = 0;
-  while (done_in(high) < 1) high *= 2;
+  while (!done_in(high)) high *= 2;
   for (int i = 0; i < 60; ++i) {
     const double middle = (low + high) / 2;
-    (done_in(middle) < 1 ? low : high) = middle;
+    (done_in(middle) ? high : low) = middle;
   }
   return low;
 }
@@ -66,7 +82,11 @@ Ticks ticks_of(double seconds) { return static_cast<Ticks>(std::llround(seconds 
 double seconds_of(Ticks ticks) { return static_cast<double>(ticks) * 1e-12; }
 
 ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches)
-    : table_(table), graph_(table.graph()), group_(group), microbatches_(microbatches) {
+    : table_(table),
+      graph_(table.graph()),
+      group_(group),
+      microbatches_(microbatches),
+      range_(group.all_shares()) {
   std::vector<int> uses(graph_.values.size(), 0);
   for (const Node& node : graph_.nodes)
     for (const ValueId id : node.inputs)
@@ -201,7 +221,7 @@ bool ShardingCosts::fills(ValueId id, PlacementId lies, const MaybeShares& share
 
 bool ShardingCosts::can_cut(int axis, const MaybeShares& shares) const {
   const LogicalAxis& cut = table_.axes()[static_cast<size_t>(axis)];
-  return cut.units >= group_.size() && (!shares || het::fills(cut, *shares));
+  return shares ? cut.units >= group_.size() && het::fills(cut, *shares) : group_.can_cut(range_, cut.units);
 }
 
 void ShardingCosts::forget(const MaybeShares& shares) {
@@ -212,8 +232,8 @@ void ShardingCosts::forget(const MaybeShares& shares) {
   known_ = true;
 }
 
-void ShardingCosts::set_range(PartRange range) {
-  range_ = range;
+void ShardingCosts::set_range(ShareRange range) {
+  range_ = std::move(range);
   known_ = false;
 }
 
@@ -232,75 +252,93 @@ Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares)
   const bool decomposed =
       way.rule >= 0 && node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;
   if (decomposed && shares) return ticks_of(decomposed_seconds(n, way, *shares));
-  if (work.is_cut && !shares) {
-    // Whichever device has the largest part, it is none faster than the fastest.
-    double largest = std::numeric_limits<double>::infinity();
-    for (const Device& device : group_.devices())
-      largest = std::min(largest, std::max(work.flops * range_.least / rate(device, work),
-                                           (work.whole_bytes + work.cut_bytes * range_.least) /
-                                               device.memory_bytes_per_second));
-    return ticks_of(std::max(largest, balanced_seconds(group_, work, work.half)));
-  }
+  if (work.is_cut && !shares) return least_ticks(least_seconds(n, way, work));
   double slowest = 0;
   const std::vector<double> parts =
       work.is_cut ? fractions(way.axis, *shares) : std::vector<double>(static_cast<size_t>(group_.size()), 1);
-  for (int d = 0; d < group_.size(); ++d) {
-    const Device& device = group_.devices()[static_cast<size_t>(d)];
-    const double part = parts[static_cast<size_t>(d)];
-    slowest = std::max({slowest, work.flops * part / rate(device, work),
-                        (work.whole_bytes + work.cut_bytes * part) / device.memory_bytes_per_second});
-  }
+  for (int d = 0; d < group_.size(); ++d)
+    slowest = std::max(slowest, device_seconds(group_.devices()[static_cast<size_t>(d)], work,
+                                               parts[static_cast<size_t>(d)]));
   return ticks_of(slowest);
+}
+
+// Of a node that is cut, with any shares in the range: for each kind the device that has most of it is known
+// to have some units at least. Parts of all devices together are whole.
+double ShardingCosts::least_seconds(NodeId n, const NodeSharding& way, const Work& work) const {
+  const Node& node = graph_.nodes[static_cast<size_t>(n)];
+  const int64_t units = table_.axes()[static_cast<size_t>(way.axis)].units;
+  const bool decomposed = node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;
+  // What a device with so many units takes, where others have as few as can be but one. The nodes that a rule
+  // emits for a part do more the more it has.
+  const auto with = [&](int kind, int64_t own) {
+    const Device& device = group_.of_kind(kind);
+    if (!decomposed)
+      return device_seconds(device, work, static_cast<double>(own) / static_cast<double>(units));
+    Shares shares(static_cast<size_t>(group_.size()), 1);
+    if (shares.size() > 1) shares[1] = units - own - (std::ssize(shares) - 2);
+    shares[0] = shares.size() > 1 ? own : units;
+    return decomposed_seconds(n, way, shares, 0, device);
+  };
+  const int64_t even = (units + group_.size() - 1) / group_.size(), most = units - group_.size() + 1;
+  double least = decomposed ? std::numeric_limits<double>::infinity() : balanced_seconds(group_, work, units);
+  if (decomposed)
+    for (int kind = 0; kind < group_.kinds(); ++kind) least = std::min(least, with(kind, even));
+  for (int kind = 0; kind < group_.kinds(); ++kind)
+    least = std::max(least, with(kind, std::min(most, group_.least_units(range_, kind, units))));
+  return least;
 }
 
 // Of a rule that emits several nodes: what they take, collectives included, on the slowest device.
 double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, const Shares& shares) const {
-  const Node& node = graph_.nodes[static_cast<size_t>(n)];
-  const auto types = types_of(graph_, node.inputs);
-  const OpCall whole{*node.op, types, node.attributes};
   double slowest = 0;
   std::map<std::pair<int, double>, bool> seen;  // kind and part
   const std::vector<double> parts =
       way.axis >= 0 ? fractions(way.axis, shares) : std::vector<double>(shares.size(), 1);
-  for (int part = 0; part < group_.size(); ++part) {
-    if (!seen.emplace(std::pair{group_.kind_of(part), parts[static_cast<size_t>(part)]}, true).second)
-      continue;
-    Graph scratch;
-    GraphBuilder builder(scratch);
-    std::vector<ValueId> inputs;
-    std::vector<TensorSlice> in, out;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const bool absent = node.inputs[i] == kAbsent;
-      in.push_back(absent ? TensorSlice() : table_.slice(node.inputs[i], way.inputs[i], shares, part));
-      inputs.push_back(absent ? kAbsent
-                              : builder.input(std::to_string(i), {types[i].dtype, in.back().shape()}));
-    }
-    for (size_t o = 0; o < node.outputs.size(); ++o)
-      out.push_back(node.outputs[o] == kAbsent ? TensorSlice()
-                                               : table_.slice(node.outputs[o], way.outputs[o], shares, part));
-    const ShardedCall call{builder, whole, inputs, in, out, static_cast<int>(shares.size()), part, 0};
-    node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
-    const Device& device = group_.devices()[static_cast<size_t>(part)];
-    double seconds = 0;
-    for (const Node& each : scratch.nodes) {
-      if (each.op->collective) {
-        std::vector<double> counts;
-        const double size = static_cast<double>(bytes_of(scratch.type(each.inputs[0]).dtype));
-        if (*each.op->collective == CollectiveKind::all_reduce)
-          counts = {static_cast<double>(scratch.type(each.inputs[0]).bytes())};
-        else
-          for (const int64_t count : each.attributes.get<std::vector<int64_t>>("counts"))
-            counts.push_back(static_cast<double>(count) * size);
-        seconds += group_.seconds(*each.op->collective, counts);
-        continue;
-      }
-      const Cost cost = cost_of(scratch, each);
-      const double rate = is_half(scratch, each) ? device.half_flops : device.f32_flops;
-      seconds += std::max(cost.flops / rate, cost.bytes / device.memory_bytes_per_second);
-    }
-    slowest = std::max(slowest, seconds);
-  }
+  for (int part = 0; part < group_.size(); ++part)
+    if (seen.emplace(std::pair{group_.kind_of(part), parts[static_cast<size_t>(part)]}, true).second)
+      slowest = std::max(
+          slowest, decomposed_seconds(n, way, shares, part, group_.devices()[static_cast<size_t>(part)]));
   return slowest;
+}
+
+double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, const Shares& shares, int part,
+                                         const Device& device) const {
+  const Node& node = graph_.nodes[static_cast<size_t>(n)];
+  const auto types = types_of(graph_, node.inputs);
+  const OpCall whole{*node.op, types, node.attributes};
+  Graph scratch;
+  GraphBuilder builder(scratch);
+  std::vector<ValueId> inputs;
+  std::vector<TensorSlice> in, out;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const bool absent = node.inputs[i] == kAbsent;
+    in.push_back(absent ? TensorSlice() : table_.slice(node.inputs[i], way.inputs[i], shares, part));
+    inputs.push_back(absent ? kAbsent
+                            : builder.input(std::to_string(i), {types[i].dtype, in.back().shape()}));
+  }
+  for (size_t o = 0; o < node.outputs.size(); ++o)
+    out.push_back(node.outputs[o] == kAbsent ? TensorSlice()
+                                             : table_.slice(node.outputs[o], way.outputs[o], shares, part));
+  const ShardedCall call{builder, whole, inputs, in, out, static_cast<int>(shares.size()), part, 0};
+  node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
+  double seconds = 0;
+  for (const Node& each : scratch.nodes) {
+    if (each.op->collective) {
+      std::vector<double> counts;
+      const double size = static_cast<double>(bytes_of(scratch.type(each.inputs[0]).dtype));
+      if (*each.op->collective == CollectiveKind::all_reduce)
+        counts = {static_cast<double>(scratch.type(each.inputs[0]).bytes())};
+      else
+        for (const int64_t count : each.attributes.get<std::vector<int64_t>>("counts"))
+          counts.push_back(static_cast<double>(count) * size);
+      seconds += group_.seconds(*each.op->collective, counts);
+      continue;
+    }
+    const Cost cost = cost_of(scratch, each);
+    const double rate = is_half(scratch, each) ? device.half_flops : device.f32_flops;
+    seconds += std::max(cost.flops / rate, cost.bytes / device.memory_bytes_per_second);
+  }
+  return seconds;
 }
 
 Ticks ShardingCosts::conversion(ValueId id, PlacementId from, PlacementId to, Phase phase,
@@ -326,16 +364,19 @@ Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId 
   };
   if (from == kPartial && to == kReplicated)
     return ticks_of(group_.seconds(CollectiveKind::all_reduce, {bytes}));
+  const auto units = [&](PlacementId lies) {
+    return table_.axes()[static_cast<size_t>(placements[lies].axis)].units;
+  };
   if (from == kPartial)
-    return ticks_of(
-        shares ? group_.seconds(CollectiveKind::reduce_scatter, blocks(to))
-               : group_.least_seconds(CollectiveKind::reduce_scatter, bytes, range_.least, range_.most));
+    return shares
+               ? ticks_of(group_.seconds(CollectiveKind::reduce_scatter, blocks(to)))
+               : least_ticks(group_.least_seconds(CollectiveKind::reduce_scatter, bytes, range_, units(to)));
   if (to == kReplicated || placements[from].dim == placements[to].dim)
-    return ticks_of(shares
-                        ? group_.seconds(CollectiveKind::all_gather, blocks(from))
-                        : group_.least_seconds(CollectiveKind::all_gather, bytes, range_.least, range_.most));
+    return shares ? ticks_of(group_.seconds(CollectiveKind::all_gather, blocks(from)))
+                  : least_ticks(group_.least_seconds(CollectiveKind::all_gather, bytes, range_, units(from)));
   if (!shares)
-    return ticks_of(group_.least_seconds(CollectiveKind::all_to_all, bytes, range_.least, range_.most));
+    return least_ticks(
+        group_.least_seconds(CollectiveKind::all_to_all, bytes, range_, units(from), units(to)));
   const std::vector<double> have = fractions(placements[from].axis, *shares),
                             need = fractions(placements[to].axis, *shares);
   std::vector<double> counts;

@@ -21,13 +21,9 @@ inline constexpr Ticks kNever = std::numeric_limits<Ticks>::max() / 4;
 Ticks ticks_of(double seconds);
 double seconds_of(Ticks ticks);
 
-// Which parts every device gets; none: whichever cost least, one by one, where the largest part of a device
-// is in ShardingCosts::range(). That is a lower bound for all such shares.
+// Which parts every device gets; none: the least that each node and each conversion costs with any shares in
+// ShardingCosts::range(). Programs then cost no more than they do with such shares.
 using MaybeShares = std::optional<Shares>;
-struct PartRange {
-  double least = 0, most = 1;
-  bool operator==(const PartRange&) const = default;
-};
 
 // What devices do of one node in one way, all of it and the part that shares cut, for linear programs.
 struct Work {
@@ -46,8 +42,8 @@ class ShardingCosts {
   const DeviceGroup& group() const { return group_; }
   int microbatches() const { return microbatches_; }
 
-  const PartRange& range() const { return range_; }
-  void set_range(PartRange range);
+  const ShareRange& range() const { return range_; }
+  void set_range(ShareRange range);
 
   // Nodes of one class have equal costs, and equal ways in equal order. Way 0 is the replicated one, way w
   // table.shardings(node)[w - 1].
@@ -78,18 +74,18 @@ class ShardingCosts {
   bool can_cut(int axis, const MaybeShares& shares) const;
   std::vector<double> fractions(int axis, const Shares& shares) const;
   Ticks node_ticks(NodeId node, int way, const MaybeShares& shares) const;
+  double least_seconds(NodeId node, const NodeSharding& way, const Work& work) const;
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares) const;
+  double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,
+                            const Device& device) const;
   Ticks conversion_ticks(ValueId id, PlacementId from, PlacementId to, const MaybeShares& shares) const;
-  double rate(const Device& device, const Work& work) const {
-    return work.half ? device.half_flops : device.f32_flops;
-  }
   bool runs_once(ValueId id) const { return of_state_[static_cast<size_t>(id)]; }
 
   const PlacementTable& table_;
   const Graph& graph_;
   const DeviceGroup& group_;
   int microbatches_;
-  PartRange range_;
+  ShareRange range_;
   std::vector<int> node_classes_, value_classes_;
   std::vector<bool> of_state_;  // values: from state alone, made once a step
   std::vector<bool> joined_;    // values: between two elementwise nodes that run as one

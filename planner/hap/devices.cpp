@@ -1,9 +1,11 @@
 #include "planner/hap/devices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include "core/base/error.h"
@@ -46,6 +48,7 @@ DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cl
       links_.push_back(from == to ? Link{} : between);
     }
   find_slowest();
+  find_kinds();
 }
 
 void DeviceGroup::find_slowest() {
@@ -68,7 +71,43 @@ DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
   }
   part.kind_count_ = static_cast<int>(known.size());
   part.find_slowest();
+  part.find_kinds();
   return part;
+}
+
+void DeviceGroup::find_kinds() {
+  of_kind_.resize(static_cast<size_t>(kind_count_));
+  std::map<std::pair<int, int>, int> hosts;
+  for (const Device& device : devices_) ++hosts[{device.node, device.host}];
+  const bool by_host = !mesh_ && hosts.size() > 1;
+  std::set<std::pair<int, int>> seen;
+  ports_ = by_host ? static_cast<int>(hosts.size()) : size();
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  for (Kind& kind : of_kind_)
+    for (const int way : {0, 1}) kind.to_all[way] = kind.from_any[way] = kNone;
+  for (int d = 0; d < size(); ++d) {
+    const Device& device = devices_[static_cast<size_t>(d)];
+    const std::pair host{device.node, device.host};
+    Kind& kind = of_kind_[static_cast<size_t>(kind_of(d))];
+    ++kind.devices;
+    kind.port_devices = std::max(kind.port_devices, by_host ? hosts[host] : 1);
+    if (!by_host || seen.insert(host).second) ++kind.ports;
+    double out = 0, in = 0;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == d) continue;
+      const Device& other = devices_[static_cast<size_t>(peer)];
+      const double sent = 1 / link(d, peer).bytes_per_second, received = 1 / link(peer, d).bytes_per_second;
+      out += sent;
+      in += received;
+      kind.from_any[0] = std::min(kind.from_any[0], received);
+      kind.from_any[1] = std::min(kind.from_any[1], sent);
+      latency_ = std::max(latency_, link(d, peer).latency_seconds);
+      if (!by_host || std::pair(other.node, other.host) != host)
+        port_bytes_per_second_ = std::max(port_bytes_per_second_, link(d, peer).bytes_per_second);
+    }
+    kind.to_all[0] = std::min(kind.to_all[0], out);
+    kind.to_all[1] = std::min(kind.to_all[1], in);
+  }
 }
 
 const Device& DeviceGroup::of_kind(int kind) const {
@@ -214,54 +253,141 @@ std::vector<std::vector<double>> DeviceGroup::gather_rows() const {
   return rows;
 }
 
-double DeviceGroup::least_seconds(CollectiveKind kind, double bytes, double least, double most) const {
-  if (size() == 1) return 0;
-  const double even = 1.0 / size();
-  least = std::max(least, even);
-  most = std::max(most, least);
-  double fastest = 0, latency = 0;
-  for (int from = 0; from < size(); ++from)
-    for (int to = 0; to < size(); ++to) {
-      if (from == to) continue;
-      fastest = std::max(fastest, link(from, to).bytes_per_second);
-      latency = std::max(latency, link(from, to).latency_seconds);
+ShareRange DeviceGroup::all_shares() const {
+  const std::vector<Interval> whole(static_cast<size_t>(kinds()));
+  ShareRange range{whole, whole};
+  tighten(range);
+  return range;
+}
+
+bool DeviceGroup::tighten(ShareRange& range) const {
+  const auto narrow = [](Interval& interval, double least, double most) {
+    interval.least = std::max(interval.least, least);
+    interval.most = std::min(interval.most, most);
+  };
+  constexpr int kTurns = 3;
+  for (int turn = 0; turn < kTurns; ++turn)
+    for (size_t k = 0; k < range.total.size(); ++k) {
+      double least = 1, most = 1;  // what other kinds leave
+      for (size_t other = 0; other < range.total.size(); ++other) {
+        if (other == k) continue;
+        least -= range.total[other].most;
+        most -= range.total[other].least;
+      }
+      const double ports = of_kind_[k].ports;
+      narrow(range.total[k], std::max(least, range.port[k].least),
+             std::min(most, ports * range.port[k].most));
+      narrow(range.port[k], range.total[k].least / ports, range.total[k].most);
+      if (range.total[k].least > range.total[k].most || range.port[k].least > range.port[k].most)
+        return false;
     }
+  return true;
+}
+
+namespace {
+
+// Against the rounding of products of units and parts, where that would make a bound too high.
+constexpr double kRounding = 1e-7;
+
+double part(int64_t units, int64_t of) { return static_cast<double>(units) / static_cast<double>(of); }
+
+}  // namespace
+
+// A device with the share b has floor(units b) units or one more. Of devices with the share s together, one
+// has at least s divided by their number.
+int64_t DeviceGroup::least_units(const ShareRange& range, int kind, int64_t units) const {
+  const auto k = static_cast<size_t>(kind);
+  const double share =
+      std::max(range.total[k].least / of_kind_[k].devices, range.port[k].least / of_kind_[k].port_devices);
+  return std::max<int64_t>(1,
+                           static_cast<int64_t>(std::floor(static_cast<double>(units) * share - kRounding)));
+}
+
+double DeviceGroup::least_seconds(CollectiveKind kind, double bytes, const ShareRange& range, int64_t units,
+                                  int64_t to_units) const {
+  if (size() == 1) return 0;
   switch (kind) {
     case CollectiveKind::all_reduce: return seconds(kind, {bytes});
     case CollectiveKind::all_gather:
-    case CollectiveKind::reduce_scatter: {
-      // Padded blocks are as long as the largest; broadcasts leave out the smallest, which is at most an even
-      // one.
-      if (!mesh_)
-        return std::min(
-            (size() - 1) * slowest_.seconds(bytes * least),
-            (2 * size() - 1) * slowest_.latency_seconds + bytes * (1 - even) / slowest_.bytes_per_second);
-      // The largest is sent to all others; some rank has at most an even part, and gets the rest.
-      return latency + std::max((size() - 1) * least, 1 - even) * bytes / fastest;
-    }
-    default: {
-      // A device with the part p sends p (1 - p) of all to others, and a host with the part P shares one
-      // network interface for P (1 - P). Both are least at an end of the range.
-      const auto sent = [](double low, double high) { return std::min(low * (1 - low), high * (1 - high)); };
-      double seconds = sent(least, std::min(most, 1.0)) * bytes / fastest;
-      std::map<std::pair<int, int>, int> hosts;
-      int largest = 0;
-      for (const Device& device : devices_) largest = std::max(largest, ++hosts[{device.node, device.host}]);
-      if (!mesh_ && hosts.size() > 1) {
-        double between = 0;
-        for (int from = 0; from < size(); ++from)
-          for (int to = 0; to < size(); ++to) {
-            const Device &a = devices_[static_cast<size_t>(from)], &b = devices_[static_cast<size_t>(to)];
-            if (a.node != b.node || a.host != b.host)
-              between = std::max(between, link(from, to).bytes_per_second);
-          }
-        const double low = std::max(least, 1.0 / static_cast<double>(hosts.size()));
-        seconds =
-            std::max(seconds, sent(low, std::max(low, std::min(1.0, most * largest))) * bytes / between);
-      }
-      return latency + seconds;
-    }
+    case CollectiveKind::reduce_scatter:
+      return least_gather_seconds(bytes, kind == CollectiveKind::reduce_scatter, range, units);
+    case CollectiveKind::all_to_all: return least_exchange_seconds(bytes, range, units, to_units);
+    default: break;
   }
+  fail(ErrorKind::bug, "no bound of {}", name_of(kind));
+}
+
+double DeviceGroup::least_gather_seconds(double bytes, bool scatter, const ShareRange& range,
+                                         int64_t units) const {
+  // Some device has at least an even part, and another one at most that.
+  int64_t largest = (units + size() - 1) / size(), smallest = units / size();
+  double busiest = 0;
+  const int way = scatter ? 1 : 0;
+  for (int kind = 0; kind < kinds(); ++kind) {
+    const Kind& own = of_kind_[static_cast<size_t>(kind)];
+    const int64_t least = least_units(range, kind, units);
+    const double share = range.total[static_cast<size_t>(kind)].most / own.devices;
+    const auto most = static_cast<int64_t>(std::ceil(static_cast<double>(units) * share + kRounding));
+    largest = std::max(largest, least);
+    smallest = std::min(smallest, most);  // some device of this kind has no more
+    busiest = std::max({busiest, part(least, units) * own.to_all[way],
+                        (1 - std::min(1.0, part(most, units))) * own.from_any[way]});
+  }
+  if (!mesh_)
+    return std::min((size() - 1) * slowest_.seconds(bytes * part(largest, units)),
+                    (2 * size() - 1) * slowest_.latency_seconds +
+                        bytes * (1 - part(smallest, units)) / slowest_.bytes_per_second);
+  double to_all = of_kind_[0].to_all[way], from_any = of_kind_[0].from_any[way];
+  for (const Kind& kind : of_kind_) {
+    to_all = std::min(to_all, kind.to_all[way]);
+    from_any = std::min(from_any, kind.from_any[way]);
+  }
+  busiest = std::max({busiest, part(largest, units) * to_all, (1 - part(smallest, units)) * from_any});
+  return latency_ + bytes * busiest;
+}
+
+// A port that has the part p of what is sent and q of what is received sends p (1 - q) of all and receives
+// q (1 - p). With m, the larger of p and q, the longer of both is at least m (1 - min(m, h)), where p or q is
+// at most h: that falls and rises again below h, and rises above. The port where m is largest has m between
+// what some port has at least and what any can have at most.
+double DeviceGroup::least_exchange_seconds(double bytes, const ShareRange& range, int64_t units,
+                                           int64_t to_units) const {
+  double least = 0, most = 0, both_most = 0;
+  for (const int64_t each : {units, to_units})
+    least = std::max(least, part((each + ports_ - 1) / ports_, each));
+  for (int kind = 0; kind < kinds(); ++kind) {
+    double smaller = 1;
+    for (const int64_t each : {units, to_units}) {
+      const auto [low, high] = port_units(range, kind, each);
+      least = std::max(least, part(low, each));
+      most = std::max(most, part(high, each));
+      smaller = std::min(smaller, part(high, each));
+    }
+    both_most = std::max(both_most, smaller);
+  }
+  const auto sent = [&](double m) { return m * (1 - std::min(m, both_most)); };
+  const double sends = std::min(sent(least), sent(std::max(least, std::min(most, both_most))));
+  return latency_ + sends * bytes / port_bytes_per_second_;
+}
+
+// Of the port of a kind that has most: every device of it has less than one unit less or more than its share,
+// and all others have one unit at least.
+std::pair<int64_t, int64_t> DeviceGroup::port_units(const ShareRange& range, int kind, int64_t units) const {
+  const auto k = static_cast<size_t>(kind);
+  const int devices = of_kind_[k].port_devices;
+  const auto all = static_cast<double>(units);
+  const auto low = static_cast<int64_t>(std::floor(all * range.port[k].least - devices - kRounding)) + 1,
+             high = static_cast<int64_t>(std::ceil(all * range.port[k].most + devices + kRounding)) - 1;
+  return {std::max<int64_t>(low, 1), std::min(high, units - (size() - devices))};
+}
+
+bool DeviceGroup::can_cut(const ShareRange& range, int64_t units) const {
+  if (units < size()) return false;
+  for (int kind = 0; kind < kinds(); ++kind) {
+    const auto [low, high] = port_units(range, kind, units);
+    if (low > high || least_units(range, kind, units) > units - (size() - 1)) return false;
+  }
+  return true;
 }
 
 }  // namespace het::planner::hap

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/range.h"
@@ -28,6 +29,19 @@ enum class Gather : uint8_t {
   grouped_broadcast  // each rank broadcasts its block: no padding, more latencies
 };
 
+// A set of shares, by what devices of a kind have together and what one port has, as parts of all. A port is
+// what an exchange between devices goes through: the network interface of a host, or a device where that has
+// a network interface alone, or where there is but one host.
+struct Interval {
+  double least = 0, most = 1;
+  bool operator==(const Interval&) const = default;
+};
+struct ShareRange {
+  std::vector<Interval> total;  // by kind: of all its devices together
+  std::vector<Interval> port;   // by kind: of the port that has most, of those of that kind
+  bool operator==(const ShareRange&) const = default;
+};
+
 class DeviceGroup {
  public:
   // All devices of the cluster, host by host. `precision`: of the half rates; types that lack it take f32's.
@@ -37,6 +51,8 @@ class DeviceGroup {
   DeviceGroup subgroup(const std::vector<int>& devices) const;
 
   int size() const { return static_cast<int>(devices_.size()); }
+  // Whether collectives go between all pairs at once, not around a ring.
+  bool is_mesh() const { return mesh_; }
   const std::vector<Device>& devices() const { return devices_; }
   // Devices of one kind have equal rates; kinds are numbered in the order of their first devices.
   int kind_of(int device) const { return kinds_[static_cast<size_t>(device)]; }
@@ -56,8 +72,22 @@ class DeviceGroup {
   // Seconds of an all_gather or a reduce_scatter of one byte, latencies apart, as the largest of several sums
   // over devices of a coefficient times the device's part: [sum][device].
   std::vector<std::vector<double>> gather_rows() const;
-  // The least over all ways to cut `bytes` into parts whose largest is in [least, most].
-  double least_seconds(CollectiveKind kind, double bytes, double least, double most) const;
+
+  // --- what holds for all shares of a range, also when devices of one kind have unequal ones
+
+  ShareRange all_shares() const;
+  // Without what no shares reach; false: there are none.
+  bool tighten(ShareRange& range) const;
+  int count_of(int kind) const { return of_kind_[static_cast<size_t>(kind)].devices; }
+  // Units that some device of a kind has at least, when an axis of so many is cut by largest remainders and
+  // every device has some.
+  int64_t least_units(const ShareRange& range, int kind, int64_t units) const;
+  // Whether every device can get some of so many units.
+  bool can_cut(const ShareRange& range, int64_t units) const;
+  // No such collective of `bytes` takes less, of what lies along an axis of so many units; an all_to_all goes
+  // on to an axis of `to_units`.
+  double least_seconds(CollectiveKind kind, double bytes, const ShareRange& range, int64_t units,
+                       int64_t to_units = 0) const;
 
  private:
   DeviceGroup() = default;
@@ -66,11 +96,27 @@ class DeviceGroup {
   double grouped_seconds(const std::vector<double>& counts) const;
   double mesh_seconds(const std::vector<double>& counts, bool scatter) const;
   double exchange_seconds(const std::vector<double>& counts) const;
+  double least_gather_seconds(double bytes, bool scatter, const ShareRange& range, int64_t units) const;
+  double least_exchange_seconds(double bytes, const ShareRange& range, int64_t units, int64_t to_units) const;
+  std::pair<int64_t, int64_t> port_units(const ShareRange& range, int kind, int64_t units) const;
+  void find_kinds();
+
   std::vector<Device> devices_;
   std::vector<int> kinds_;
   int kind_count_ = 0;
-  std::vector<Link> links_;  // [from * size + to]
-  Link slowest_;             // of the ring through all devices, host by host
+  struct Kind {
+    int devices = 0, ports = 0;
+    int port_devices = 0;  // of its port with most
+    // Seconds for a byte: from one of its devices to all others, and to one of them from any, at least; and
+    // the same the other way round.
+    double to_all[2] = {0, 0}, from_any[2] = {0, 0};
+  };
+  std::vector<Kind> of_kind_;
+  int ports_ = 0;
+  double port_bytes_per_second_ = 0;  // between ports, at most
+  double latency_ = 0;                // the longest
+  std::vector<Link> links_;           // [from * size + to]
+  Link slowest_;                      // of the ring through all devices, host by host
   bool mesh_ = false;
 };
 

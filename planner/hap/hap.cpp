@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
+#include "planner/hap/bound.h"
 #include "planner/hap/ratios.h"
 #include "planner/megatron/sharding.h"
 
@@ -84,21 +85,9 @@ class Synthesis {
   }
   Ticks bound_of_best() const { return best_bound_; }
 
-  // No program costs less, whatever its shares: the least bound over ranges of the largest part.
-  Ticks bound_for_all(Ticks known) {
-    Ticks bound = kNever;
-    const double even = 1.0 / costs_.group().size();
-    double low = even;
-    for (const double factor : {1.25, 1.6, 2.5, 5.0, std::numeric_limits<double>::infinity()}) {
-      const double high = std::min(1.0, even * factor);
-      if (low >= high) continue;
-      costs_.set_range({low, high});
-      low = high;
-      SearchOptions options;
-      options.limit = known;
-      ++searches_;
-      bound = std::min(bound, search(costs_, std::nullopt, options).bound);
-    }
+  Bound bound_for_all(Ticks known) {
+    Bound bound = bound_of_all_shares(costs_, known);
+    searches_ += bound.searches;
     return bound;
   }
 
@@ -190,13 +179,28 @@ Answer synthesise(const Request& request) {
   const double begin = steady_seconds();
   Answer answer;
   Synthesis synthesis(request);
-  for (const Shares& start : starts_of(request)) {
+  std::set<Shares> seen;
+  const auto start_from = [&](const Shares& start) {
+    if (!seen.insert(start).second) return false;
     Synthesised found = synthesis.alternate(start);
-    if (found.cost >= answer.best.cost) continue;
+    if (found.cost >= answer.best.cost) return false;
     answer.best = std::move(found);
     answer.bound_for_shares = synthesis.bound_of_best();
+    return true;
+  };
+  for (const Shares& start : starts_of(request)) start_from(start);
+  // Where the bound is far, the shares of which least is known may be better ones.
+  constexpr int kMostTurns = 3;
+  constexpr double kFar = 0.01;
+  for (int turn = 0; turn < kMostTurns; ++turn) {
+    const Bound bound = synthesis.bound_for_all(answer.best.cost);
+    answer.bound = std::max(answer.bound, std::min(bound.cost, answer.best.cost));
+    const auto gap = static_cast<double>(answer.best.cost - answer.bound);
+    if (gap <= kFar * static_cast<double>(answer.best.cost) ||
+        !start_from(middle_shares(*request.group, bound.where)))
+      break;
   }
-  answer.bound = std::min(synthesis.bound_for_all(answer.best.cost), answer.best.cost);
+  answer.bound = std::min(answer.bound, answer.best.cost);
   answer.bound_for_shares = std::max(answer.bound_for_shares, answer.bound);
   answer.searches = synthesis.searches();
   answer.search_seconds = steady_seconds() - begin;

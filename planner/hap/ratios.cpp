@@ -180,11 +180,32 @@ Shares best_shares(ShardingCosts& costs, const ShardingProgram& program) {
 
 Shares even_shares(const DeviceGroup& group) { return Shares(static_cast<size_t>(group.size()), 1); }
 
+namespace {
+
+Shares nearest_shares(const std::vector<double>& parts) {
+  constexpr int64_t kUnits = 360, kOfEach = 16;
+  return simplified(rounded(parts, std::max(kUnits, kOfEach * std::ssize(parts))));
+}
+
+}  // namespace
+
 Shares proportional_shares(const DeviceGroup& group) {
   std::vector<double> parts;
   for (const Device& device : group.devices()) parts.push_back(device.f32_flops / group.total_f32_flops());
-  constexpr int64_t kUnits = 360;
-  return simplified(rounded(parts, std::max<int64_t>(kUnits, 16 * group.size())));
+  return nearest_shares(parts);
+}
+
+Shares middle_shares(const DeviceGroup& group, const ShareRange& range) {
+  std::vector<double> parts;
+  double all = 0;
+  for (int device = 0; device < group.size(); ++device) {
+    const int kind = group.kind_of(device);
+    const Interval& total = range.total[static_cast<size_t>(kind)];
+    parts.push_back((total.least + total.most) / 2 / group.count_of(kind));
+    all += parts.back();
+  }
+  for (double& part : parts) part /= all;
+  return nearest_shares(parts);
 }
 
 }  // namespace het::planner::hap

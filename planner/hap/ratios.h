@@ -12,5 +12,7 @@ Shares best_shares(ShardingCosts& costs, const ShardingProgram& program);
 // Shares as the devices' f32 rates, as whole numbers.
 Shares proportional_shares(const DeviceGroup& group);
 Shares even_shares(const DeviceGroup& group);
+// Equal shares for devices of a kind, which have together the middle of what a range allows.
+Shares middle_shares(const DeviceGroup& group, const ShareRange& range);
 
 }  // namespace het::planner::hap

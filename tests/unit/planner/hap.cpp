@@ -10,6 +10,7 @@
 #include "core/base/random.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
+#include "planner/hap/bound.h"
 #include "planner/hap/ratios.h"
 #include "planner/megatron/sharding.h"
 #include "tests/unit/core/trained_gpt.h"
@@ -127,6 +128,45 @@ std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& sh
   }
 }
 
+// Often unequal ones for equal devices.
+Shares random_shares(Draw& draw, const DeviceGroup& group) {
+  Shares shares;
+  const int64_t most = draw.of(std::vector<int64_t>{1, 2, 3, 10, 100});
+  for (int d = 0; d < group.size(); ++d) shares.push_back(1 + draw.below(most));
+  return shares;
+}
+
+// One that has these shares; as narrow as can be for every third one.
+ShareRange random_range(Draw& draw, const DeviceGroup& group, const Shares& shares) {
+  double all = 0;
+  for (const int64_t share : shares) all += static_cast<double>(share);
+  std::set<std::pair<int, int>> hosts;
+  for (const hap::Device& device : group.devices()) hosts.emplace(device.node, device.host);
+  std::vector<double> total(static_cast<size_t>(group.kinds()), 0), port = total;
+  std::map<std::tuple<int, int, int>, double> of_port;
+  for (int d = 0; d < group.size(); ++d) {
+    const hap::Device& device = group.devices()[static_cast<size_t>(d)];
+    const double part = static_cast<double>(shares[static_cast<size_t>(d)]) / all;
+    const auto kind = static_cast<size_t>(group.kind_of(d));
+    total[kind] += part;
+    const bool alone = group.is_mesh() || hosts.size() == 1;
+    double& own = of_port[{device.node, device.host, alone ? d : -1}];
+    own += part;
+    port[kind] = std::max(port[kind], own);
+  }
+  const int64_t wide = draw.below(3);
+  const auto around = [&](double value) {
+    constexpr double kRounding = 1e-12;
+    const auto more = [&] { return static_cast<double>(wide * draw.below(100)) / 400 + kRounding; };
+    return Interval{std::max(0.0, value - more()), std::min(1.0, value + more())};
+  };
+  ShareRange range;
+  for (const double each : total) range.total.push_back(around(each));
+  for (const double each : port) range.port.push_back(around(each));
+  CHECK(group.tighten(range));
+  return range;
+}
+
 }  // namespace
 
 TEST_CASE("no sharding program is cheaper than the one that a search finds", "[hap]") {
@@ -189,6 +229,64 @@ TEST_CASE("no sharding program is cheaper than the one that a search finds", "[h
   }
   CHECK(programs > 100 * trials);
   CHECK(sharded > trials / 4);
+}
+
+TEST_CASE("no shares of a range cost less than its bound", "[hap]") {
+  const int trials = trials_or(150);
+  int64_t nodes = 0, conversions = 0, tight = 0, programs = 0;
+  for (int trial = 0; trial < trials; ++trial) {
+    const uint64_t seed = first_seed() + static_cast<uint64_t>(trial);
+    Draw draw(seed * 104729 + 3);
+    const Graph graph = random_model(seed, static_cast<int>(draw.below(6)));
+    const PlacementTable table(graph);
+    const double bandwidth = std::pow(10.0, 6 + static_cast<double>(draw.below(50)) / 10);
+    const DeviceGroup group(small_cluster(2 + static_cast<int>(draw.below(5)), bandwidth, draw.below(2) == 0),
+                            Precision::f32);
+    const int microbatches = static_cast<int>(1 + draw.below(3));
+    INFO("seed " << seed);
+    Ticks least = kNever;
+    for (int more = 0; more < 4; ++more) {
+      const Shares shares = random_shares(draw, group);
+      ShardingCosts with_shares(table, group, microbatches), of_range(table, group, microbatches);
+      of_range.set_range(random_range(draw, group, shares));
+      for (size_t n = 0; n < graph.nodes.size(); ++n)
+        for (size_t way = 0; way <= table.shardings(static_cast<NodeId>(n)).size(); ++way) {
+          const auto node = static_cast<NodeId>(n);
+          const Ticks cost = with_shares.node(node, static_cast<int>(way), shares);
+          if (graph.nodes[n].op->any_placement || cost >= kNever) continue;
+          const Ticks bound = of_range.node(node, static_cast<int>(way), std::nullopt);
+          CHECK(bound <= cost);
+          tight += cost - bound < cost / 100 ? 1 : 0;
+          ++nodes;
+        }
+      for (size_t i = 0; i < graph.values.size(); ++i) {
+        const auto id = static_cast<ValueId>(i);
+        for (size_t from = 0; from < table.placements(id).size(); ++from)
+          for (size_t to = 0; to < table.placements(id).size(); ++to) {
+            const auto made = static_cast<PlacementId>(from), needed = static_cast<PlacementId>(to);
+            if (!with_shares.fills(id, made, shares) || !with_shares.fills(id, needed, shares)) continue;
+            CHECK(of_range.fills(id, made, std::nullopt));
+            const Ticks cost = with_shares.conversion(id, made, needed, Phase::backward, shares);
+            const Ticks bound = of_range.conversion(id, made, needed, Phase::backward, std::nullopt);
+            CHECK(bound <= cost);
+            tight += cost - bound < cost / 100 ? 1 : 0;
+            ++conversions;
+          }
+      }
+      const SearchResult found = search(with_shares, shares);
+      REQUIRE(found.found);
+      CHECK(search(of_range, std::nullopt).bound <= found.cost);
+      least = std::min(least, found.cost);
+      ++programs;
+    }
+    ShardingCosts costs(table, group, microbatches);
+    CHECK(bound_of_all_shares(costs, 2 * least).cost <= least);
+    const Bound close = bound_of_all_shares(costs, least);
+    CHECK(close.cost <= least);
+    CHECK(close.searches > 0);
+  }
+  CHECK(programs == 4 * trials);
+  CHECK(tight > (nodes + conversions) / 4);
 }
 
 TEST_CASE("a search costs what its program costs, and no more than Megatron's", "[hap]") {
