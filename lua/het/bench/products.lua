@@ -24,7 +24,7 @@ local models = {
   } },
 }
 
--- What a layer multiplies: { name, op, build }.
+-- What a layer multiplies: { kind, op, build }.
 local function cases_of(layer, rows, dtype)
   local name, features, out, bias, gelu = unpack(layer)
   rows = layer.rows or rows
