@@ -65,7 +65,7 @@ Json json_of(const Report& report) {
                         {"compute_seconds", report.compute_seconds},
                         {"communication_seconds", report.communication_seconds},
                         {"bound_seconds", report.bound_seconds},
-                        {"gap", report.gap()},
+                        {"gap", report.gap},
                         {"table_seconds", report.table_seconds},
                         {"search_seconds", report.search_seconds},
                         {"searches", report.searches},

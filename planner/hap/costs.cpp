@@ -241,7 +241,10 @@ Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   forget(shares);
   const auto [entry, fresh] = node_table_.emplace(std::pair{class_of(n), way}, 0);
   if (fresh) entry->second = node_ticks(n, way, shares);
-  return entry->second >= kNever ? kNever : entry->second * runs(n);
+  if (entry->second >= kNever) return kNever;
+  const Ticks all = entry->second * runs(n);
+  return graph_.nodes[static_cast<size_t>(n)].phase == Phase::backward ? all * backward_weight_ / kWhole
+                                                                       : all;
 }
 
 Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares) const {
@@ -350,7 +353,13 @@ Ticks ShardingCosts::conversion(ValueId id, PlacementId from, PlacementId to, Ph
   if (fresh) entry->second = conversion_ticks(id, from, to, shares);
   const Value& value = graph_.values[static_cast<size_t>(id)];
   const bool once = phase == Phase::update || (value.producer >= 0 ? runs_once(id) : is_state(value));
-  return entry->second * (once ? 1 : microbatches_);
+  const Ticks all = entry->second * (once ? 1 : microbatches_);
+  return phase == Phase::update && from == kPartial && to == kReplicated ? all * sums_weight_ / kWhole : all;
+}
+
+void ShardingCosts::set_overlap(std::optional<double> weight) {
+  sums_weight_ = weight ? std::llround(*weight * kWhole) : kWhole;
+  backward_weight_ = weight ? kWhole - sums_weight_ : kWhole;
 }
 
 Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId to,

@@ -42,6 +42,11 @@ class ShardingCosts {
   const DeviceGroup& group() const { return group_; }
   int microbatches() const { return microbatches_; }
 
+  // Sums of gradients that run beside the backward pass: of these two a step takes the longer, which is at
+  // least any weighted mean. With a weight in [0, 1] sums of partial gradients to whole ones count so much of
+  // their time, and the backward pass the rest of its; 1 and 1 without, one after the other.
+  void set_overlap(std::optional<double> weight);
+
   const ShareRange& range() const { return range_; }
   void set_range(ShareRange range);
 
@@ -86,6 +91,8 @@ class ShardingCosts {
   const DeviceGroup& group_;
   int microbatches_;
   ShareRange range_;
+  int64_t backward_weight_ = kWhole, sums_weight_ = kWhole;  // of kWhole
+  static constexpr int64_t kWhole = 1000;
   std::vector<int> node_classes_, value_classes_;
   std::vector<bool> of_state_;  // values: from state alone, made once a step
   std::vector<bool> joined_;    // values: between two elementwise nodes that run as one

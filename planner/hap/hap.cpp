@@ -66,6 +66,17 @@ class Synthesis {
     return made;
   }
 
+  // The cheapest when sums of gradients weigh so much against the backward pass (ShardingCosts::set_overlap).
+  std::optional<Synthesised> run_overlapping(const Shares& shares, double weight) {
+    ++searches_;
+    costs_.set_overlap(weight);
+    const SearchResult found = search(costs_, shares, {});
+    std::optional<ShardingProgram> program;
+    if (found.found) program = propagate(*request_.table, shares, hints_of(costs_, shares, found));
+    costs_.set_overlap(std::nullopt);
+    return program ? std::optional(of(*std::move(program))) : std::nullopt;
+  }
+
   // The program for these shares, the shares for this program, and so on.
   Synthesised alternate(const Shares& start, const SearchOptions& options = {}) {
     constexpr int kMostTurns = 4;
@@ -175,6 +186,23 @@ std::vector<Shares> starts_of(const Request& request) {
 
 }  // namespace
 
+namespace {
+
+std::vector<Synthesised> overlapping(Synthesis& synthesis, const Request& request, const Synthesised& best) {
+  constexpr double kWeights[] = {0, 0.5, 1};
+  std::vector<Synthesised> found;
+  for (const Shares& shares : std::set{best.program.shares, proportional_shares(*request.group)})
+    for (const double weight : kWeights) {
+      auto made = synthesis.run_overlapping(shares, weight);
+      const auto is_known = [&](const Synthesised& other) { return other.program == made->program; };
+      if (made && !is_known(best) && std::none_of(found.begin(), found.end(), is_known))
+        found.push_back(*std::move(made));
+    }
+  return found;
+}
+
+}  // namespace
+
 Answer synthesise(const Request& request) {
   const double begin = steady_seconds();
   Answer answer;
@@ -201,18 +229,26 @@ Answer synthesise(const Request& request) {
       break;
   }
   answer.bound = std::min(answer.bound, answer.best.cost);
+  if (answer.best.found()) answer.overlapping = overlapping(synthesis, request, answer.best);
   answer.bound_for_shares = std::max(answer.bound_for_shares, answer.bound);
   answer.searches = synthesis.searches();
   answer.search_seconds = steady_seconds() - begin;
   return answer;
 }
 
-Synthesised best_program(const Request& request) {
+std::vector<Synthesised> programs_to_try(const Request& request, bool with_overlapping) {
   Synthesised best;
   Synthesis synthesis(request);
   for (const Shares& start : starts_of(request))
     if (Synthesised found = synthesis.alternate(start); found.cost < best.cost) best = std::move(found);
-  return best;
+  if (!best.found()) return {};
+  std::vector<Synthesised> all{std::move(best)};
+  if (!with_overlapping) return all;
+  for (Synthesised& each : overlapping(synthesis, request, all[0])) all.push_back(std::move(each));
+  std::string problem;
+  if (Synthesised data = baseline(request, Baseline::proportional_data, problem); data.found())
+    all.push_back(std::move(data));
+  return all;
 }
 
 Plan to_plan(const Request& request, const ShardingProgram& program) {

@@ -46,14 +46,18 @@ Synthesised baseline(const Request& request, Baseline which, std::string& proble
 
 struct Answer {
   Synthesised best;
+  // Cheap ones with the same shares and with proportional ones, when gradients are summed beside the backward
+  // pass: the cost of each is that of one after the other all the same.
+  std::vector<Synthesised> overlapping;
   Ticks bound = 0;             // no program costs less, whatever its shares
   Ticks bound_for_shares = 0;  // nor with these shares
   double search_seconds = 0;   // of all searches
   int searches = 0;
 };
 Answer synthesise(const Request& request);
-// Its program alone, without a bound.
-Synthesised best_program(const Request& request);
+// Its program alone, without a bound, then those that may be faster as they are run: the overlapping ones,
+// and proportional data parallelism. None where there is no program.
+std::vector<Synthesised> programs_to_try(const Request& request, bool overlapping);
 
 // A plan of one stage over all devices of the group.
 Plan to_plan(const Request& request, const ShardingProgram& program);

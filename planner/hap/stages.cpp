@@ -62,16 +62,11 @@ class Stages {
     const Graph* rivals = graph_of(request_.rival->microbatch);
     HET_REQUIRE(whole != nullptr && rivals != nullptr, request_.batch, request_.rival->microbatch);
     answer_.rival_seconds = simulate_plan(*rivals, *request_.rival, group_).seconds;
-    Devices all(static_cast<size_t>(group_.size()));
-    std::iota(all.begin(), all.end(), 0);
     for (const SizedGraph& each : request_.graphs) {
       if (request_.batch % each.microbatch != 0) continue;
       const int microbatches = request_.batch / each.microbatch;
       if (instructions(*each.graph, microbatches) > kMostInstructions) continue;
-      if (!add({all}, each, microbatches)) continue;
-      const Plan& plan = answer_.candidates.back().plan;
-      answer_.cuts_state = !plan.pipelines[0].stages[0].sharding->axes[0].sharding->state.empty();
-      if (answer_.candidates.back().fits) break;
+      if (add_whole(each, microbatches)) break;
     }
     if (!answer_.cuts_state) return std::move(answer_);
     const int layers = static_cast<int>(whole->layers.size());
@@ -95,6 +90,19 @@ class Stages {
     return static_cast<double>(graph.nodes.size()) * microbatches * group_.size();
   }
 
+  // All devices in one stage; whether it fits so.
+  bool add_whole(const SizedGraph& sized, int microbatches) {
+    const Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
+    bool fits = false;
+    for (const Synthesised& each : programs_to_try(request, true)) {
+      const Plan plan = to_plan(request, each.program);
+      if (!judge(plan, sized, microbatches)) continue;
+      fits |= answer_.candidates.back().fits;
+      answer_.cuts_state |= !plan.sharding->axes[0].sharding->state.empty();
+    }
+    return fits;
+  }
+
   // With the largest micro-batches of which there are at least so many.
   void add_pipeline(const std::vector<Devices>& grouping, int least) {
     const SizedGraph* found = nullptr;
@@ -107,8 +115,7 @@ class Stages {
     if (instructions(*found->graph, microbatches) <= kMostInstructions) add(grouping, *found, microbatches);
   }
 
-  // False where it cannot be cut so.
-  bool add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
+  void add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
     Plan plan;
     plan.microbatch = sized.microbatch;
     plan.pipelines = {{microbatches, {}}};
@@ -116,22 +123,28 @@ class Stages {
     for (const Devices& devices : grouping) rates.push_back(rate_of(group_, devices));
     const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
     int first = 0;
-    std::vector<std::string> names;
     for (size_t s = 0; s < grouping.size(); ++s) {
       auto stage = stage_of(grouping[s], sized, microbatches);
-      if (!stage) return false;
+      if (!stage) return;
       stage->first_layer = first;
       stage->layers = layers[s];
       first += layers[s];
-      names.push_back(fmt::format("{{ {} }}", fmt::join(stage->devices, ", ")));
       plan.pipelines[0].stages.push_back(*std::move(stage));
     }
-    StagesCandidate candidate;
-    candidate.name = fmt::format("{}, {} micro-batch{}", fmt::join(names, " "), microbatches,
-                                 microbatches == 1 ? "" : "es");
+    judge(plan, sized, microbatches);
+  }
+
+  // Simulates it, unless it was; false where it cannot be run.
+  bool judge(const Plan& plan, const SizedGraph& sized, int microbatches) {
     if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
                     [&](const StagesCandidate& other) { return other.plan == plan; }))
-      return true;
+      return false;
+    StagesCandidate candidate;
+    std::vector<std::string> names;
+    for (const Stage& stage : plan.pipelines[0].stages)
+      names.push_back(fmt::format("{{ {} }}", fmt::join(stage.devices, ", ")));
+    candidate.name = fmt::format("{}, {} micro-batch{}", fmt::join(names, " "), microbatches,
+                                 microbatches == 1 ? "" : "es");
     try {
       const ProgramsTime time = simulate_plan(*sized.graph, plan, group_);
       candidate.seconds = time.seconds;
@@ -139,7 +152,7 @@ class Stages {
     } catch (const Error&) {  // stages that cannot exchange what passes between them
       return false;
     }
-    candidate.plan = std::move(plan);
+    candidate.plan = plan;
     answer_.candidates.push_back(std::move(candidate));
     return true;
   }
@@ -168,17 +181,21 @@ class Stages {
     return stage;
   }
 
+  const PlacementTable& table_of(const SizedGraph& sized) {
+    auto& table = tables_[sized.microbatch];
+    if (!table) table = std::make_unique<PlacementTable>(*sized.graph);
+    return *table;
+  }
+
   struct Cut {
     Shares shares;
     StageSharding sharding;
   };
   std::optional<Cut> program_of(const DeviceGroup& group, const SizedGraph& sized, int microbatches) {
-    auto& table = tables_[sized.microbatch];
-    if (!table) table = std::make_unique<PlacementTable>(*sized.graph);
-    Request request{table.get(), &group, microbatches, {}, sized.microbatch};
-    const Synthesised found = best_program(request);
-    if (!found.found()) return std::nullopt;
-    return Cut{found.program.shares, along_one_axis(sharding_of(*table, found.program))};
+    const PlacementTable& table = table_of(sized);
+    const auto found = programs_to_try({&table, &group, microbatches, {}, sized.microbatch}, false);
+    if (found.empty()) return std::nullopt;
+    return Cut{found[0].program.shares, along_one_axis(sharding_of(table, found[0].program))};
   }
 
   const StagesRequest& request_;
