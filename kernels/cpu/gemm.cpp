@@ -99,12 +99,14 @@ struct Right {
 template <typename Word, typename T>
 void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t depth, T* c, int64_t c_row,
            Start start, const float* bias) {
-  const int64_t tiles = blocks_of(rows, kRows);
+  // Upwards from the first row and downwards from the last, to the middle: the processor looks ahead by many
+  // tiles for lines to write, and at an end it would take those of the thread that has the rows beyond it.
+  const int64_t tiles = blocks_of(rows, kRows), upper = tiles / 2;
   for (int64_t j = 0; j < columns; j += kPanel) {
     const float* panel = b.data + j / kPanel * b.panel;
     const int width = static_cast<int>(smaller(columns - j, kPanel));
-    for (int64_t t = 0; t < tiles; ++t) {
-      const Range share = share_of(rows, tiles, t);
+    for (int64_t n = 0; n < tiles; ++n) {
+      const Range share = share_of(rows, tiles, n < upper ? tiles - 1 - n : n - upper);
       const int64_t count = share.end - share.begin;
       const auto run = a.order == Order::row ? tile_of<Order::row, Word, T>(count)
                                              : tile_of<Order::column, Word, T>(count);

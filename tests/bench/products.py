@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import time
 
+KINDS = ('forward', 'forward, gelu', 'input gradient', 'weight gradient')
 FLOPS = 4e10   # of a shape in one round, at least 5 and at most 400 runs: as `hetrun bench products` does
 
 
@@ -85,6 +86,22 @@ def compare(program, precision, threads, rounds):
             'products': rows}
 
 
+def print_table(result, version, rounds):
+    print(f"{result['precision']}, {result['processor']}, {result['threads']} threads, {result['device']}, "
+          f'PyTorch {version}, medians of {rounds} rounds, load {os.getloadavg()[0]:.1f}\n')
+    print(f"| model | layer | tokens x in x out | {' | '.join(KINDS)} |\n|---|---|---|{'---|' * len(KINDS)}")
+    layers = {}
+    for row in result['products']:
+        sizes = f"{row['rows']} x {row['features']} x {row['out']}"
+        layers.setdefault((row['model'], row['layer'], sizes), {})[row['kind']] = \
+            f"{row['hetrun']:.0f} / {row['library']:.0f} ({row['ratio']:.2f})"
+    for layer, cells in layers.items():
+        print(f"| {' | '.join(layer)} | {' | '.join(cells.get(kind, '') for kind in KINDS)} |")
+    ratios = [row['ratio'] for row in result['products']]
+    print(f'\nLeast {min(ratios):.2f}, median {statistics.median(ratios):.2f}, below 0.95: '
+          f'{sum(ratio < 0.95 for ratio in ratios)} of {len(ratios)}\n')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('hetrun')
@@ -100,14 +117,7 @@ def main():
         print(json.dumps({'library': f'PyTorch {torch.__version__}', 'results': results}))
         return
     for result in results:
-        print(f"{result['precision']}, {result['processor']}, {result['threads']} threads, {result['device']}, "
-              f'PyTorch {torch.__version__}, medians of {options.rounds} rounds, load {os.getloadavg()[0]:.1f}')
-        print('| model | layer | product | m x k x n | hetrun | library | ratio |\n|---|---|---|---|---|---|---|')
-        for row in result['products']:
-            print(f"| {row['model']} | {row['layer']} | {row['kind']} | {row['rows']} x {row['features']} x {row['out']} | "
-                  f"{row['hetrun']:.0f} | {row['library']:.0f} | {row['ratio']:.2f} |")
-        print(f"least {min(row['ratio'] for row in result['products']):.2f}, "
-              f"median {statistics.median(row['ratio'] for row in result['products']):.2f}\n")
+        print_table(result, torch.__version__, options.rounds)
 
 
 if __name__ == '__main__':
