@@ -210,8 +210,6 @@ std::vector<PreTokenizer> pre_tokenizers_of(const Part& part) {
     } else if (type == "Punctuation") {
       split({R"([!-/:-@\[-`{-~\p{P}])", part_of.name},
             part_of["behavior"].present() ? behavior_of(part_of["behavior"]) : Behavior::isolated, false);
-    } else if (type == "Whitespace") {
-      split({R"(\w+|[^\w\s]+)", part_of.name}, Behavior::removed, true);
     } else if (type == "WhitespaceSplit") {
       split({R"(\s)", part_of.name}, Behavior::removed, false);
     } else if (type == "ByteLevel") {
@@ -335,9 +333,12 @@ struct AddedToken {
   bool single_word = false, left = false, right = false, normalized = false;
 };
 
+// A character of a word by Unicode Technical Standard 18, with the letters in circles and squares and the joiners.
 bool is_word(char32_t c) {
   const Category category = category_of(c);
-  return category <= Category::Me || category == Category::Nd || category == Category::Pc;
+  return category <= Category::Me || category == Category::Nd || category == Category::Nl || category == Category::Pc ||
+         c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
+         (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
 }
 
 // Finds added tokens: the leftmost, of those that begin together the longest.
@@ -557,10 +558,16 @@ class JsonTokenizer final : public Tokenizer {
                    : b < 0 ? second
                            : joined);
       merges_.add(a, b, result);
-      if (!byte_level_) note_neighbours(joined);
+      if (byte_level_) continue;
+      note_neighbours(joined);
+      // Symbols that stand for other characters than their names: words are not cut.
+      if (a == unknown_ || b == unknown_ || is_byte(a) || is_byte(b)) cuts_ = false;
     }
   }
 
+  bool is_byte(int32_t id) const {
+    return falls_back_ && std::find(std::begin(byte_ids_), std::end(byte_ids_), id) != std::end(byte_ids_);
+  }
   static uint64_t neighbours(char32_t a, char32_t b) { return static_cast<uint64_t>(a) << 32 | b; }
 
   void note_neighbours(const std::string& token) {
@@ -583,8 +590,12 @@ class JsonTokenizer final : public Tokenizer {
       token.left = part["lstrip"].flag(false);
       token.right = part["rstrip"].flag(false);
       token.normalized = part["normalized"].flag(false);
-      set_shown(token.id, token.content);
-      added_.insert(token.id);
+      // A token that the model's vocabulary has is shown as it is written there.
+      const auto id = static_cast<size_t>(token.id);
+      if (id >= shown_.size() || shown_[id].empty() || shown_[id] == token.content) {
+        set_shown(token.id, token.content);
+        added_.insert(token.id);
+      }
       by_content_.emplace(token.content, token.id);
       if (token.normalized) {
         token.content = normalised(normalizers_, token.content);
@@ -660,7 +671,7 @@ class JsonTokenizer final : public Tokenizer {
     if (whole_words_)
       if (const auto found = ids_.find(std::string(word)); found != ids_.end())
         return ids.push_back(found->second);
-    if (byte_level_) return encode_part(word, words, ids, false);
+    if (byte_level_ || !cuts_) return encode_part(word, words, ids, false);
     // Where no token holds two neighbouring characters side by side, none reaches over them: the word is cut
     // there.
     size_t begin = 0;
@@ -733,7 +744,7 @@ class JsonTokenizer final : public Tokenizer {
   std::vector<Normalizer> normalizers_;
   std::vector<PreTokenizer> pre_tokenizers_;
   bool byte_level_ = false, falls_back_ = false, fuses_unknown_ = false, whole_words_ = false;
-  bool drops_first_space_ = false;
+  bool drops_first_space_ = false, cuts_ = true;
   std::unordered_map<char32_t, char> bytes_ = bytes_of_characters();
   std::unordered_map<std::string, int32_t> ids_;  // by what tokens stand for
   std::vector<std::string> shown_;                // by id

@@ -40,6 +40,20 @@ Shape shape_of(const Json& json) {
   return shape;
 }
 
+// Of whole numbers, or of numbers where one is not.
+void set_list(Attributes& attributes, const std::string& name, const Json& json) {
+  std::vector<double> numbers;
+  bool whole = true;
+  for (const Json& number : *as_array(json)) {
+    numbers.push_back(number_of(number));
+    whole = whole && as_integer(number) != nullptr;
+  }
+  if (whole)
+    attributes.set(name, shape_of(json));
+  else
+    attributes.set(name, numbers);
+}
+
 Attributes attributes_of(const Json& json) {
   Attributes attributes;
   for (const auto& [name, value] : *as_object(json)) {
@@ -50,7 +64,7 @@ Attributes attributes_of(const Json& json) {
     else if (const auto* text = as_string(value))
       attributes.set(name, *text);
     else if (value.is_array())
-      attributes.set(name, shape_of(value));
+      set_list(attributes, name, value);
     else
       attributes.set(name, number_of(value));
   }
