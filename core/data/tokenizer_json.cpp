@@ -333,12 +333,13 @@ struct AddedToken {
   bool single_word = false, left = false, right = false, normalized = false;
 };
 
-// A character of a word by Unicode Technical Standard 18, with the letters in circles and squares and the joiners.
+// A character of a word by Unicode Technical Standard 18, with the letters in circles and squares and the
+// joiners.
 bool is_word(char32_t c) {
   const Category category = category_of(c);
-  return category <= Category::Me || category == Category::Nd || category == Category::Nl || category == Category::Pc ||
-         c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
-         (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
+  return category <= Category::Me || category == Category::Nd || category == Category::Nl ||
+         category == Category::Pc || c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+         (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189);
 }
 
 // Finds added tokens: the leftmost, of those that begin together the longest.
