@@ -1,4 +1,5 @@
-// Small tokenizer.json files; tests/reference/tokenizer_ids.py compares larger ones with the package that writes them.
+// Small tokenizer.json files; tests/reference/tokenizer_ids.py compares larger ones with the package that
+// writes them.
 #include <catch2/catch.hpp>
 
 #include "core/data/pattern.h"
@@ -45,7 +46,8 @@ TEST_CASE("expressions match as Oniguruma's") {
   using Words = std::vector<std::string>;
   CHECK(found(R"(\p{L}+|\p{N}{1,3})", "ab12345é7") == Words{"ab", "123", "45", "é", "7"});
   CHECK(found(R"((?i:'s|'ll)|\s+(?!\S)|\s+)", "x'S  y'LL \n") == Words{"'S", " ", " ", "'LL", " \n"});
-  CHECK(found(R"([^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*)", " a!!\n\nb") == Words{" a", "!!\n\n", "b"});
+  CHECK(found(R"([^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*)", " a!!\n\nb") ==
+        Words{" a", "!!\n\n", "b"});
   CHECK(found("a+?b|a++c", "aab aac") == Words{"aab", "aac"});
   CHECK(found(R"((?<=x)[a-c\-]{2}|(?>ab|a)c)", "xa- abc ac") == Words{"a-", "abc", "ac"});
   CHECK(found("(?:ab){2,}", "ab abab ababab") == Words{"abab", "ababab"});
@@ -104,7 +106,8 @@ TEST_CASE("parts of a tokenizer.json that are not known are refused by name") {
     json.replace(json.find(from), from.size(), to);
     return error_of([&] { made(json); });
   };
-  CHECK_THAT(error(R"("type": "Prepend")", R"("type": "NFKC")"), Contains("the normalizer 'NFKC' is not supported"));
+  CHECK_THAT(error(R"("type": "Prepend")", R"("type": "NFKC")"),
+             Contains("the normalizer 'NFKC' is not supported"));
   CHECK_THAT(error(R"("type": "BPE")", R"("type": "Unigram")"), Contains("the model 'Unigram'"));
   CHECK_THAT(error(R"("type": "Fuse")", R"("type": "CTC")"), Contains("the decoder 'CTC'"));
   CHECK_THAT(error(R"("a b")", R"("a c")"), Contains("lacks the token 'c'"));
