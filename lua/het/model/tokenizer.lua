@@ -43,11 +43,13 @@ local function member(words, name)
   return ok and type(value) == "table" and value[name] or nil
 end
 
---- The token ids that end a text, as a set: those of generation_config.json, else of config.json.
+--- The token ids that end a text, as a set: those of generation_config.json, else of config.json. Tokens of other
+-- vocabularies than tokenizer.json's, such as single characters, end none.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
 function tokenizer.ends(vocabulary, config)
-  local files = type(vocabulary) == "table" and type(vocabulary.files) == "table" and vocabulary.files or {}
+  if type(vocabulary) ~= "table" or vocabulary.kind ~= "huggingface" then return {} end
+  local files = type(vocabulary.files) == "table" and vocabulary.files or {}
   local given = member(files["generation_config.json"], "eos_token_id")
   if type(given) ~= "number" and type(given) ~= "table" then given = config and config.eos_token_id end
   local ends = {}
