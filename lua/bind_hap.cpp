@@ -55,7 +55,16 @@ Json json_of(const Report& report) {
                                        {"summed_seconds", other.summed_seconds},
                                        {"lua", other.found ? to_lua(other.plan) : std::string()},
                                        {"problem", other.problem}});
+  Json::array_t gains;
+  if (report.gains)
+    for (const planner::hap::Gain& gain : report.gains->of)
+      gains.push_back(Json::object_t{{"name", std::string(name_of(gain.addition))},
+                                     {"published_seconds", planner::hap::seconds_of(report.gains->published)},
+                                     {"alone_seconds", planner::hap::seconds_of(gain.alone)},
+                                     {"all_seconds", planner::hap::seconds_of(report.gains->all)},
+                                     {"without_seconds", planner::hap::seconds_of(gain.without)}});
   return Json::object_t{{"devices", std::move(devices)},
+                        {"gains", std::move(gains)},
                         {"instructions", std::move(instructions)},
                         {"baselines", std::move(baselines)},
                         {"step_seconds", report.simulated_seconds},
@@ -75,7 +84,7 @@ Json json_of(const Report& report) {
 struct Asked {
   planner::Cluster cluster;
   int microbatch = 1, microbatches = 1;
-  bool baselines = false;
+  bool baselines = false, gains = false;
 };
 
 Json answer_of(const Graph& whole, const Asked& asked) {
@@ -88,6 +97,7 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   const planner::hap::Answer answer = planner::hap::synthesise(request);
   Report report = planner::hap::report_of(request, answer, asked.baselines);
   report.table_seconds = table_seconds;
+  if (asked.gains) report.gains = planner::hap::gains_of(request);
   Json::array_t problems;
   for (const DeviceShare& device : report.devices)
     if (device.memory_bytes > device.limit_bytes && problems.size() < 4)
@@ -103,8 +113,8 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   return result;
 }
 
-// graph of a micro-batch, {cluster, microbatch, microbatches, baselines}: a planning, as native.plan gives
-// one.
+// graph of a micro-batch, {cluster, microbatch, microbatches, baselines, gains}: a planning, as native.plan
+// gives one.
 int begin_synthesis(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);
   graph->finished = true;
@@ -118,6 +128,7 @@ int begin_synthesis(lua_State* L) {
   asked.microbatch = std::max(1, field<int>(L, 2, "microbatch").value_or(1));
   asked.microbatches = std::max(1, field<int>(L, 2, "microbatches").value_or(1));
   asked.baselines = field<bool>(L, 2, "baselines").value_or(false);
+  asked.gains = field<bool>(L, 2, "gains").value_or(false);
   auto planning = std::make_shared<Planning>();
   planning->answer =
       std::async(std::launch::async, [graph = graph->graph, asked] { return answer_of(graph, asked); });

@@ -63,6 +63,7 @@ void DeviceGroup::find_slowest() {
 DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
   DeviceGroup part;
   part.mesh_ = mesh_;
+  part.gather_ = gather_;
   std::map<int, int> known;  // kinds
   for (const int d : devices) {
     part.devices_.push_back(devices_[static_cast<size_t>(d)]);
@@ -73,6 +74,12 @@ DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
   part.find_slowest();
   part.find_kinds();
   return part;
+}
+
+DeviceGroup DeviceGroup::with_gather(Gather gather) const {
+  DeviceGroup group = *this;
+  group.gather_ = gather;
+  return group;
 }
 
 void DeviceGroup::find_kinds() {
@@ -136,7 +143,7 @@ double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& coun
     case CollectiveKind::grouped_broadcast:
     case CollectiveKind::reduce_scatter:
       if (mesh_) return mesh_seconds(counts, kind == CollectiveKind::reduce_scatter);
-      return std::min(padded_seconds(counts), grouped_seconds(counts));
+      return gather_of(counts) == Gather::padded ? padded_seconds(counts) : grouped_seconds(counts);
     case CollectiveKind::all_to_all: return exchange_seconds(counts);
     default: break;
   }
@@ -166,6 +173,7 @@ WireTime DeviceGroup::wire_time(const CollectiveRequest& request, const std::vec
 }
 
 Gather DeviceGroup::gather_of(const std::vector<double>& counts) const {
+  if (gather_ && !mesh_) return *gather_;
   return mesh_ || grouped_seconds(counts) < padded_seconds(counts) ? Gather::grouped_broadcast
                                                                    : Gather::padded;
 }

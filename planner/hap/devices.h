@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,8 @@ class DeviceGroup {
 
   // Some of them, by number, in this order.
   DeviceGroup subgroup(const std::vector<int>& devices) const;
+  // The same, where all gathers are of one kind. Between processors there is no choice.
+  DeviceGroup with_gather(Gather gather) const;
 
   int size() const { return static_cast<int>(devices_.size()); }
   // Whether collectives go between all pairs at once, not around a ring.
@@ -118,6 +121,7 @@ class DeviceGroup {
   std::vector<Link> links_;           // [from * size + to]
   Link slowest_;                      // of the ring through all devices, host by host
   bool mesh_ = false;
+  std::optional<Gather> gather_;  // of all gathers; nullopt: what is faster
 };
 
 }  // namespace het::planner::hap

@@ -26,16 +26,17 @@ std::set<int> sample_axes(const PlacementTable& table) {
   return axes;
 }
 
-// What the published rules lack: a forward product whose contracted dimension is cut, and heads, and tables
-// and classifiers by vocabulary.
-bool is_published(const Graph& graph, const std::set<int>& samples, NodeId n, const NodeSharding& way) {
+// What the published rules lack of a way to run a node; nullopt: they have it.
+std::optional<Addition> addition_of(const Graph& graph, const std::set<int>& samples, NodeId n,
+                                    const NodeSharding& way) {
   const Node& node = graph.nodes[static_cast<size_t>(n)];
-  if (way.axis < 0) return true;
-  if (node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return false;
-  if (node.op->heads_dim >= 0 && samples.count(way.axis) == 0) return false;
+  if (way.axis < 0) return std::nullopt;
+  if (node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return Addition::statistics;
+  if (samples.count(way.axis) != 0) return std::nullopt;
+  if (node.op->heads_dim >= 0) return Addition::heads;
   const bool sums =
       std::any_of(way.outputs.begin(), way.outputs.end(), [](PlacementId p) { return p == kPartial; });
-  return node.phase != Phase::forward || !sums || samples.count(way.axis) != 0;
+  return node.phase == Phase::forward && sums ? std::optional(Addition::contracted) : std::nullopt;
 }
 
 class Synthesis {
@@ -162,7 +163,7 @@ Synthesised baseline(const Request& request, Baseline which, std::string& proble
       }
     case Baseline::published: {
       options.allows_node = [&](NodeId n, const NodeSharding& way) {
-        return is_published(table.graph(), samples, n, way);
+        return !addition_of(table.graph(), samples, n, way);
       };
       const Synthesised one = synthesis.alternate(even, options),
                         other = synthesis.alternate(proportional, options);
@@ -264,6 +265,50 @@ Plan to_plan(const Request& request, const ShardingProgram& program) {
   plan.sharding = along_one_axis(sharding_of(*request.table, program));
   plan.pipelines = {{request.microbatches, {std::move(stage)}}};
   return plan;
+}
+
+std::string_view name_of(Addition addition) {
+  switch (addition) {
+    case Addition::contracted: return "contracted dimensions";
+    case Addition::heads: return "heads";
+    case Addition::statistics: return "classes and columns";
+    case Addition::gathers: return "gathers chosen one by one";
+  }
+  return "";
+}
+
+Gains gains_of(const Request& request) {
+  const std::set<int> samples = sample_axes(*request.table);
+  const auto best_with = [&](const std::set<Addition>& with) {
+    Ticks best = kNever;
+    SearchOptions options;
+    options.allows_node = [&](NodeId n, const NodeSharding& way) {
+      const auto addition = addition_of(request.table->graph(), samples, n, way);
+      return !addition || with.count(*addition) != 0;
+    };
+    std::vector<DeviceGroup> groups;
+    if (with.count(Addition::gathers) != 0)
+      groups.push_back(*request.group);
+    else
+      for (const Gather gather : {Gather::padded, Gather::grouped_broadcast})
+        groups.push_back(request.group->with_gather(gather));
+    for (const DeviceGroup& group : groups) {
+      Request own = request;
+      own.group = &group;
+      Synthesis synthesis(own);
+      for (const Shares& start : starts_of(own))
+        best = std::min(best, synthesis.alternate(start, options).cost);
+    }
+    return best;
+  };
+  const std::set<Addition> every(std::begin(kAdditions), std::end(kAdditions));
+  Gains gains{best_with({}), best_with(every), {}};
+  for (const Addition addition : kAdditions) {
+    std::set<Addition> others = every;
+    others.erase(addition);
+    gains.of.push_back({addition, best_with({addition}), best_with(others)});
+  }
+  return gains;
 }
 
 }  // namespace het::planner::hap

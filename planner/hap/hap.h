@@ -44,6 +44,28 @@ struct Request {
 // One kind of program. `problem` says why there is none.
 Synthesised baseline(const Request& request, Baseline which, std::string& problem);
 
+// What is added to the published rules.
+enum class Addition : uint8_t {
+  contracted,  // forward products whose contracted dimension is cut
+  heads,       // attention cut by heads
+  statistics,  // losses, softmaxes and norms whose classes or columns are cut, which exchange statistics
+  gathers      // padded or broadcast, gather by gather, in place of one way for all
+};
+std::string_view name_of(Addition addition);
+inline constexpr Addition kAdditions[] = {Addition::contracted, Addition::heads, Addition::statistics,
+                                          Addition::gathers};
+
+// What each addition gains: alone, beyond the published rules, and what is lost without it alone.
+struct Gain {
+  Addition addition;
+  Ticks alone = kNever, without = kNever;  // costs of the best programs
+};
+struct Gains {
+  Ticks published = kNever, all = kNever;  // with no addition, and with all
+  std::vector<Gain> of;
+};
+Gains gains_of(const Request& request);
+
 struct Answer {
   Synthesised best;
   // Cheap ones with the same shares and with proportional ones, when gradients are summed beside the backward

@@ -221,6 +221,18 @@ std::string to_text(const Report& report) {
                                       show_seconds(other.simulated_seconds),
                                       other.simulated_seconds / report.simulated_seconds)
                         : fmt::format("  {:<30} {}\n", other.name, other.problem);
+  if (report.gains) {
+    const auto over = [&](Ticks cost) {
+      return static_cast<double>(cost) / static_cast<double>(report.gains->all);
+    };
+    text += fmt::format("rules beyond the published ones, over which all of them are {:.3f} times as fast:\n",
+                        over(report.gains->published));
+    for (const Gain& gain : report.gains->of)
+      text += fmt::format("  {:<30} alone {:.3f} times; without it all others are {:.3f} times slower\n",
+                          name_of(gain.addition),
+                          static_cast<double>(report.gains->published) / static_cast<double>(gain.alone),
+                          over(gain.without));
+  }
   text += "devices:\n";
   for (size_t d = 0; d < report.devices.size();) {
     size_t end = d + 1;

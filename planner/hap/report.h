@@ -1,6 +1,7 @@
 // A synthesised program for people: what runs how, what is exchanged, what it costs, and against what.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ struct Report {
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
   double table_seconds = 0, search_seconds = 0;
   int searches = 0;
+  std::optional<Gains> gains;      // where they are asked for
   std::vector<std::string> whole;  // operators without sharding rules, that every device runs whole
   double gap = 0;                  // of the cheapest program without overlap to the bound
 };

@@ -4,7 +4,7 @@ Megatron's tensor parallelism and HAP's published rules, with the proven bound a
 a separate process; nothing is trained); and small ones run for real on slowed devices (sharding_runs.py). The last line is one JSON
 object.
 
-usage: hap.py HETRUN [--json] [--part=model|runs] [--gpus=8,16,32,64] [--only=WORKLOAD] [--trials=1]
+usage: hap.py HETRUN [--json] [--part=model|runs|gains|growth] [--gpus=8,16,32,64] [--only=WORKLOAD] [--trials=1]
 """
 import json
 import pathlib
@@ -46,6 +46,54 @@ def plan(hetrun, folder, words, gpus):
     return json.loads(done.stdout.splitlines()[-1])['report'], ''
 
 
+def gains(hetrun, given):
+    """What each addition to HAP's published rules gains, alone and beside all others."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / 'text.txt').write_text(TEXT)
+        say(f'{"workload":<8} {"GPUs":>4} {"all":>6}  each: alone over the published rules, all over all but it')
+        for gpus in [int(n) for n in given.get('gpus', '8,16,32,64').split(',')]:
+            (folder / 'cluster.lua').write_text(CLUSTER.format(gpus // 8))
+            for workload, words in workloads(gpus).items():
+                if given.get('only', workload) != workload:
+                    continue
+                report, problem = plan(hetrun, folder, [*words, '--gains'], gpus)
+                if not report:
+                    say(f'{workload:<8} {gpus:>4} {problem}')
+                    continue
+                each = {gain['name']: (gain['published_seconds'] / gain['alone_seconds'], gain['without_seconds'] / gain['all_seconds'])
+                        for gain in report['gains']}
+                every = report['gains'][0]['published_seconds'] / report['gains'][0]['all_seconds']
+                say(f'{workload:<8} {gpus:>4} {every:>6.3f}  '
+                    + '; '.join(f'{name} {alone:.3f} {without:.3f}' for name, (alone, without) in each.items()))
+                found[f'{workload}_{gpus}'] = {'all': every, **{name: list(both) for name, both in each.items()}}
+    return {'gains': found}
+
+
+def growth(hetrun, given):
+    """Seconds of a search, and of all of them, by depth and by devices."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / 'text.txt').write_text(TEXT)
+        say(f'{"workload":<8} {"layers":>6} {"GPUs":>4} {"table":>8} {"search":>8} {"searches":>8} {"all":>8}')
+        for gpus, layers in [(8, 12), (16, 12), (32, 12), (64, 12), (64, 6), (64, 24), (64, 48)]:
+            (folder / 'cluster.lua').write_text(CLUSTER.format(gpus // 8))
+            for workload, words in workloads(gpus).items():
+                if given.get('only', workload) != workload or (workload == 'vgg19' and layers != 12):
+                    continue
+                report, problem = plan(hetrun, folder, [word.replace('--layers=12', f'--layers={layers}') for word in words], gpus)
+                if not report:
+                    say(f'{workload:<8} {layers:>6} {gpus:>4} {problem}')
+                    continue
+                each = report['search_seconds'] / report['searches']
+                say(f'{workload:<8} {layers:>6} {gpus:>4} {report["table_seconds"]:>6.3f} s {each:>6.3f} s {report["searches"]:>8} '
+                    f'{report["search_seconds"]:>6.2f} s')
+                found[f'{workload}_{layers}_{gpus}'] = {'search_seconds': each, 'all_seconds': report['search_seconds']}
+    return {'growth': found}
+
+
 def by_model(hetrun, given):
     sizes = [int(n) for n in given.get('gpus', '8,16,32,64').split(',')]
     ratios, search, gaps, published = {}, {}, {}, {}
@@ -85,6 +133,10 @@ def main():
     found = {}
     if given.get('part', 'model') == 'model':
         found.update(by_model(str(hetrun), given))
+    if given.get('part') == 'gains':
+        found.update(gains(str(hetrun), given))
+    if given.get('part') == 'growth':
+        found.update(growth(str(hetrun), given))
     if given.get('part', 'runs') == 'runs':
         with tempfile.TemporaryDirectory() as name:
             found.update(sharding_runs.summary(sharding_runs.measure_all(hetrun, pathlib.Path(name), given.get('only', ''),

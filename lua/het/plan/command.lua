@@ -35,6 +35,7 @@ local options = {
     .. "returns a function(problem)", plan = true },
   { "microbatch", "N", "with --policy=hap: samples that all devices share at once (default: the batch, or as many as "
     .. "fit)", plan = true },
+  { "gains", nil, "with --policy=hap: what each rule beyond HAP's published ones gains", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch extensions off: " .. table.concat(extensions.names(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
@@ -220,7 +221,7 @@ local function begin_hap(run, cluster, given)
   end
   local function begin()
     return native.synthesise((run:graph_of_sample(microbatch)), { cluster = cluster, microbatch = microbatch,
-      microbatches = batch / microbatch, baselines = given.compare ~= false })
+      microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains })
   end
   local planned = begin()
   local function wait()
@@ -429,6 +430,9 @@ local function take_options(command, try)
   given.microbatch = try(count_of, "microbatch", given.microbatch)
   if given.microbatch and given.policy ~= "hap" then
     try(errors.usage, "--microbatch is for --policy=hap; the other policies choose it")
+  end
+  if given.gains and given.policy ~= "hap" then
+    try(errors.usage, "--gains is for --policy=hap; other policies have no such rules")
   end
   if given.policy == "hap" then
     for _, option in ipairs { "old", "near", "fallbacks", "profile", "html", "trace" } do
