@@ -591,15 +591,10 @@ class JsonTokenizer final : public Tokenizer {
       token.left = part["lstrip"].flag(false);
       token.right = part["rstrip"].flag(false);
       token.normalized = part["normalized"].flag(false);
-      // A token that the model's vocabulary has is shown as it is written there.
-      const auto id = static_cast<size_t>(token.id);
-      if (id >= shown_.size() || shown_[id].empty() || shown_[id] == token.content) {
-        set_shown(token.id, token.content);
-        added_.insert(token.id);
-      }
       by_content_.emplace(token.content, token.id);
+      if (token.normalized) token.content = normalised(normalizers_, token.content);
+      set_shown(token.id, token.content);
       if (token.normalized) {
-        token.content = normalised(normalizers_, token.content);
         after_normalizing_.add(token);
       } else {
         before_normalizing_.add(token);
@@ -631,10 +626,8 @@ class JsonTokenizer final : public Tokenizer {
         part.refuse(fmt::format("the decoder '{}'", type));
       }
     }
-    for (size_t id = 0; id < shown_.size(); ++id) {
-      if (added_.count(static_cast<int32_t>(id)) != 0) continue;
-      for (const auto& step : steps) step(shown_[id]);
-    }
+    for (std::string& shown : shown_)
+      for (const auto& step : steps) step(shown);
     if (bytes && falls_back_)
       for (size_t b = 0; b < 256; ++b)
         if (byte_ids_[b] >= 0)
@@ -754,7 +747,6 @@ class JsonTokenizer final : public Tokenizer {
   Merges merges_;
   std::unordered_set<uint64_t> neighbours_;  // pairs of characters that stand side by side in a token
   AddedTokens before_normalizing_, after_normalizing_;
-  std::unordered_set<int32_t> added_;
   std::unordered_map<std::string, int32_t> by_content_;
   std::vector<int32_t> prefix_;
 };

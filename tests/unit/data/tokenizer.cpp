@@ -113,7 +113,8 @@ TEST_CASE("vocabularies that are none are refused") {
 TEST_CASE("tokenizers are made by name, and a wrong name is answered with the nearest") {
   CHECK(make_tokenizer("char", "ab", "")->vocabulary_size() == 2);
   CHECK_THAT(error_of([] { make_tokenizer("chr", "ab", ""); }),
-             Contains("no tokenizer 'chr'; there are: char, byte, sentencepiece, bpe; did you mean 'char'?"));
+             Contains("no tokenizer 'chr'; there are: char, byte, sentencepiece, bpe, huggingface; did you "
+                      "mean 'char'?"));
   CHECK_THAT(error_of([] { make_tokenizer("sentencepiece", "ab", ""); }), Contains("needs 'model'"));
   CHECK_THAT(error_of([] { make_tokenizer("bpe", "ab", ""); }), Contains("vocab.json and merges.txt"));
 }
