@@ -43,15 +43,17 @@ local function member(words, name)
   return ok and type(value) == "table" and value[name] or nil
 end
 
---- The token ids that end a text, as a set: those of generation_config.json, else of config.json. Tokens of other
--- vocabularies than tokenizer.json's, such as single characters, end none.
+--- The token ids that end a text, as a set: those of generation_config.json, else of a config.json that others wrote.
+-- Ours has to name some id, also where none ends a text.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
 function tokenizer.ends(vocabulary, config)
   if type(vocabulary) ~= "table" or vocabulary.kind ~= "huggingface" then return {} end
   local files = type(vocabulary.files) == "table" and vocabulary.files or {}
   local given = member(files["generation_config.json"], "eos_token_id")
-  if type(given) ~= "number" and type(given) ~= "table" then given = config and config.eos_token_id end
+  if type(given) ~= "number" and type(given) ~= "table" then
+    given = config and not config.hetrun_version and config.eos_token_id or nil
+  end
   local ends = {}
   for _, id in ipairs(type(given) == "table" and given or { given }) do
     if type(id) == "number" then ends[id] = true end
