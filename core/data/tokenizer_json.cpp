@@ -628,10 +628,9 @@ class JsonTokenizer final : public Tokenizer {
     }
     for (std::string& shown : shown_)
       for (const auto& step : steps) step(shown);
-    if (bytes && falls_back_)
-      for (size_t b = 0; b < 256; ++b)
-        if (byte_ids_[b] >= 0)
-          set_shown(byte_ids_[b], std::string(1, static_cast<char>(static_cast<unsigned char>(b))));
+    for (size_t b = 0; bytes && b < 256; ++b)
+      if (const auto found = ids_.find(fmt::format("<0x{:02X}>", b)); found != ids_.end())
+        set_shown(found->second, std::string(1, static_cast<char>(static_cast<unsigned char>(b))));
   }
 
   // What a template puts before a text.
