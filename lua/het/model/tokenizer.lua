@@ -44,7 +44,8 @@ local function member(words, name)
 end
 
 --- The token ids that end a text, as a set: those of generation_config.json, else of a config.json that others wrote
--- (ours names an id also where none ends a text). Tokens of other vocabularies than tokenizer.json's, such as single characters, end none.
+-- (ours names an id also where none ends a text). Tokens of other vocabularies than tokenizer.json's, such as single
+-- characters, end none.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
 function tokenizer.ends(vocabulary, config)
