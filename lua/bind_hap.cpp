@@ -140,6 +140,7 @@ struct StagesAsked {
   std::vector<std::pair<int, GraphHandle>> graphs;  // by samples of a micro-batch
   Plan rival;
   int batch = 1;
+  bool pipelines = false;
 };
 
 Json answer_of(const StagesAsked& asked) {
@@ -154,6 +155,7 @@ Json answer_of(const StagesAsked& asked) {
   request.group = &group;
   request.batch = asked.batch;
   request.rival = &asked.rival;
+  request.pipelines = asked.pipelines;
   const planner::hap::StagesAnswer answer = planner::hap::plan_stages(request);
   Json::array_t candidates;
   for (const auto& each : answer.candidates)
@@ -195,6 +197,7 @@ int begin_stages(lua_State* L) {
   if (const auto problems = planner::validate(asked->cluster); !problems.empty())
     fail_usage("it cannot be planned:\n  {}", fmt::join(problems, "\n  "));
   asked->batch = std::max(1, field<int>(L, 2, "batch").value_or(1));
+  asked->pipelines = field<bool>(L, 2, "pipelines").value_or(false);
   auto planning = std::make_shared<Planning>();
   planning->answer = std::async(std::launch::async, [asked] { return answer_of(*asked); });
   return Convert<PlanningHandle>::push(L, std::move(planning));

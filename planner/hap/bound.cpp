@@ -26,6 +26,7 @@ class Splitter {
     add(group_.all_shares());
     Bound result;
     for (;;) {
+      if (leaves_.empty()) return result;  // no shares are left in the parts of the last range
       const Leaf lowest = leaves_.top();
       result = {lowest.bound, lowest.range, searches_};
       if (lowest.bound >= enough_ || searches_ + 2 > options_.most_searches) return result;

@@ -237,6 +237,11 @@ void ShardingCosts::set_range(ShareRange range) {
   known_ = false;
 }
 
+// Rounded down; `all` may be longer than 2^63 / kWhole.
+Ticks ShardingCosts::weighted(Ticks all, int64_t weight) {
+  return all / kWhole * weight + all % kWhole * weight / kWhole;
+}
+
 Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   forget(shares);
   const auto [entry, fresh] = node_table_.emplace(std::pair{class_of(n), way}, 0);
@@ -354,7 +359,7 @@ Ticks ShardingCosts::conversion(ValueId id, PlacementId from, PlacementId to, Ph
   const Value& value = graph_.values[static_cast<size_t>(id)];
   const bool once = phase == Phase::update || (value.producer >= 0 ? runs_once(id) : is_state(value));
   const Ticks all = entry->second * (once ? 1 : microbatches_);
-  return phase == Phase::update && from == kPartial && to == kReplicated ? all * sums_weight_ / kWhole : all;
+  return phase == Phase::update && from == kPartial && to == kReplicated ? weighted(all, sums_weight_) : all;
 }
 
 void ShardingCosts::set_overlap(std::optional<double> weight) {

@@ -84,6 +84,7 @@ class ShardingCosts {
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,
                             const Device& device) const;
   Ticks conversion_ticks(ValueId id, PlacementId from, PlacementId to, const MaybeShares& shares) const;
+  static Ticks weighted(Ticks all, int64_t weight);
   bool runs_once(ValueId id) const { return of_state_[static_cast<size_t>(id)]; }
 
   const PlacementTable& table_;

@@ -69,7 +69,7 @@ Gains gains_of(const Request& request);
 struct Answer {
   Synthesised best;
   // Cheap ones with the same shares and with proportional ones, when gradients are summed beside the backward
-  // pass: the cost of each is that of one after the other all the same.
+  // pass. Their costs are sums all the same.
   std::vector<Synthesised> overlapping;
   Ticks bound = 0;             // no program costs less, whatever its shares
   Ticks bound_for_shares = 0;  // nor with these shares

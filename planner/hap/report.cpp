@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
@@ -127,19 +128,18 @@ class Lister {
   std::map<std::tuple<std::string, std::string, Phase, bool>, size_t> places_;
 };
 
-}  // namespace
-
-namespace {
-
+// What the rank that computes longest waits.
 double exposed_in(const ProgramsTime& time) {
-  double exposed = 0;
-  for (const ProgramUse& rank : time.ranks) exposed = std::max(exposed, rank.exposed_seconds);
-  return exposed;
+  const auto longest = std::max_element(
+      time.ranks.begin(), time.ranks.end(),
+      [](const ProgramUse& a, const ProgramUse& b) { return a.compute_seconds < b.compute_seconds; });
+  return longest->exposed_seconds;
 }
 
 }  // namespace
 
 Report report_of(const Request& request, const Answer& answer, bool with_published) {
+  if (!answer.best.found()) fail_usage("there is no sharding program that these devices can run");
   Report report;
   Synthesised best = answer.best;
   report.plan = to_plan(request, best.program);
@@ -147,7 +147,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   report.simulated_seconds = time.seconds;
   report.exposed_seconds = exposed_in(time);
   const auto take = [&](const Synthesised& made, const Plan& plan, ProgramsTime its, std::string name) {
-    if (its.seconds >= report.simulated_seconds) return;
+    if (!is_better(its, time)) return;
     best = made;
     report.plan = plan;
     report.chosen = std::move(name);
@@ -225,10 +225,10 @@ std::string to_text(const Report& report) {
     const auto over = [&](Ticks cost) {
       return static_cast<double>(cost) / static_cast<double>(report.gains->all);
     };
-    text += fmt::format("rules beyond the published ones, over which all of them are {:.3f} times as fast:\n",
+    text += fmt::format("rules beyond the published ones, with which a step is {:.3f} times as fast:\n",
                         over(report.gains->published));
     for (const Gain& gain : report.gains->of)
-      text += fmt::format("  {:<30} alone {:.3f} times; without it all others are {:.3f} times slower\n",
+      text += fmt::format("  {:<30} alone {:.3f} times; without it a step takes {:.3f} times as long\n",
                           name_of(gain.addition),
                           static_cast<double>(report.gains->published) / static_cast<double>(gain.alone),
                           over(gain.without));

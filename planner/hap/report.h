@@ -45,7 +45,7 @@ struct Report {
   Plan plan;                     // what is best when it is run
   std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
   double simulated_seconds = 0;  // of it
-  double exposed_seconds = 0;    // of these, that its slowest rank waits for communication
+  double exposed_seconds = 0;    // of these, that the rank which computes longest waits for others
   // One after the other.
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
   double table_seconds = 0, search_seconds = 0;
@@ -55,7 +55,8 @@ struct Report {
   double gap = 0;                  // of the cheapest program without overlap to the bound
 };
 
-// With the plan of the least simulated step among the answer's and the baselines'. `with_published`: HAP's
+// With the plan of the least simulated step among the answer's and the baselines', of those that fit if any
+// does. Throws Error(usage) where no program can be run. `with_published`: HAP's
 // published rules too, whose search takes as long as the answer's.
 Report report_of(const Request& request, const Answer& answer, bool with_published);
 std::string to_text(const Report& report);

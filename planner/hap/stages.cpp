@@ -22,6 +22,7 @@ namespace {
 using Devices = std::vector<int>;  // of the group, by number
 
 constexpr int kMostStages = 4;
+constexpr int kMostDevices = 64;
 // Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
 constexpr double kMostInstructions = 2e6;
 
@@ -47,6 +48,23 @@ std::vector<Devices> kinds_together(const DeviceGroup& group, int stages) {
   return result;
 }
 
+// "a:0", "a:1", "b:0" as "a:0-1", "b:0".
+std::vector<std::string> ranges_of(const std::vector<std::string>& devices) {
+  std::vector<std::string> ranges;
+  for (size_t i = 0; i < devices.size();) {
+    const size_t colon = devices[i].rfind(':') + 1;
+    const std::string node = devices[i].substr(0, colon);
+    const int first = std::stoi(devices[i].substr(colon));
+    int count = 1;
+    while (i + static_cast<size_t>(count) < devices.size() &&
+           devices[i + static_cast<size_t>(count)] == node + std::to_string(first + count))
+      ++count;
+    ranges.push_back(count == 1 ? devices[i] : fmt::format("{}-{}", devices[i], first + count - 1));
+    i += static_cast<size_t>(count);
+  }
+  return ranges;
+}
+
 double rate_of(const DeviceGroup& group, const Devices& devices) {
   double rate = 0;
   for (const int d : devices) rate += group.devices()[static_cast<size_t>(d)].f32_flops;
@@ -58,24 +76,11 @@ class Stages {
   explicit Stages(const StagesRequest& request) : request_(request), group_(*request.group) {}
 
   StagesAnswer run() {
-    const Graph* whole = graph_of(request_.batch);
-    const Graph* rivals = graph_of(request_.rival->microbatch);
-    HET_REQUIRE(whole != nullptr && rivals != nullptr, request_.batch, request_.rival->microbatch);
-    answer_.rival_seconds = simulate_plan(*rivals, *request_.rival, group_).seconds;
-    for (const SizedGraph& each : request_.graphs) {
-      if (request_.batch % each.microbatch != 0) continue;
-      const int microbatches = request_.batch / each.microbatch;
-      if (instructions(*each.graph, microbatches) > kMostInstructions) continue;
-      if (add_whole(each, microbatches)) break;
-    }
-    if (!answer_.cuts_state) return std::move(answer_);
-    const int layers = static_cast<int>(whole->layers.size());
-    for (int stages = 2; stages <= std::min({kMostStages, layers, group_.size()}); ++stages) {
-      std::set<std::vector<Devices>> groupings{kinds_apart(group_, stages)};
-      if (group_.kinds() > 1) groupings.insert(kinds_together(group_, stages));
-      for (const std::vector<Devices>& grouping : groupings)
-        for (const int least : {2, 4}) add_pipeline(grouping, least * stages);
-    }
+    if (group_.size() > kMostDevices) return std::move(answer_);
+    if (request_.pipelines)
+      add_pipelines();
+    else if (simulate_rival())
+      add_whole_groups();
     return std::move(answer_);
   }
 
@@ -84,6 +89,49 @@ class Stages {
     for (const SizedGraph& each : request_.graphs)
       if (each.microbatch == microbatch) return each.graph;
     return nullptr;
+  }
+
+  // False: it is too large, or cannot be run.
+  bool simulate_rival() {
+    const Plan& rival = *request_.rival;
+    const Graph* graph = graph_of(rival.microbatch);
+    HET_REQUIRE(graph != nullptr, rival.microbatch);
+    int microbatches = 0;
+    for (const Pipeline& pipeline : rival.pipelines)
+      microbatches = std::max(microbatches, pipeline.microbatches);
+    if (instructions(*graph, microbatches) > kMostInstructions) return false;
+    const auto time = simulate(*graph, rival);
+    answer_.rival_seconds = time ? time->seconds : 0;
+    return time.has_value();
+  }
+
+  // nullopt: it cannot be run, as where stages cannot exchange what passes between them.
+  std::optional<ProgramsTime> simulate(const Graph& graph, const Plan& plan) const {
+    try {
+      return simulate_plan(graph, plan, group_);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::bug) throw;
+      return std::nullopt;
+    }
+  }
+
+  void add_whole_groups() {
+    for (const SizedGraph& each : request_.graphs) {
+      if (request_.batch % each.microbatch != 0) continue;
+      const int microbatches = request_.batch / each.microbatch;
+      if (instructions(*each.graph, microbatches) <= kMostInstructions && add_whole(each, microbatches))
+        break;
+    }
+  }
+
+  void add_pipelines() {
+    const int layers = static_cast<int>(request_.graphs[0].graph->layers.size());
+    for (int stages = 2; stages <= std::min({kMostStages, layers, group_.size()}); ++stages) {
+      std::set<std::vector<Devices>> groupings{kinds_apart(group_, stages)};
+      if (group_.kinds() > 1) groupings.insert(kinds_together(group_, stages));
+      for (const std::vector<Devices>& grouping : groupings)
+        for (const int least : {2, 4}) add_pipeline(grouping, least * stages);
+    }
   }
 
   double instructions(const Graph& graph, int microbatches) const {
@@ -139,21 +187,14 @@ class Stages {
     if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
                     [&](const StagesCandidate& other) { return other.plan == plan; }))
       return false;
-    StagesCandidate candidate;
+    const auto time = simulate(*sized.graph, plan);
+    if (!time) return false;
     std::vector<std::string> names;
     for (const Stage& stage : plan.pipelines[0].stages)
-      names.push_back(fmt::format("{{ {} }}", fmt::join(stage.devices, ", ")));
-    candidate.name = fmt::format("{}, {} micro-batch{}", fmt::join(names, " "), microbatches,
-                                 microbatches == 1 ? "" : "es");
-    try {
-      const ProgramsTime time = simulate_plan(*sized.graph, plan, group_);
-      candidate.seconds = time.seconds;
-      for (const ProgramUse& rank : time.ranks) candidate.fits &= rank.memory_bytes <= rank.limit_bytes;
-    } catch (const Error&) {  // stages that cannot exchange what passes between them
-      return false;
-    }
-    candidate.plan = plan;
-    answer_.candidates.push_back(std::move(candidate));
+      names.push_back(fmt::format("{{ {} }}", fmt::join(ranges_of(stage.devices), ", ")));
+    answer_.candidates.push_back({fmt::format("{}, {} micro-batch{}", fmt::join(names, " "), microbatches,
+                                              microbatches == 1 ? "" : "es"),
+                                  plan, time->seconds, time->fits()});
     return true;
   }
 

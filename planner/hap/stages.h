@@ -21,24 +21,25 @@ struct StagesRequest {
   std::vector<SizedGraph> graphs;  // the batch's own among them
   int batch = 1;
   const Plan* rival = nullptr;  // of the 3D planner; of a micro-batch size that `graphs` has
+  bool pipelines = false;       // those alone; else one stage of all devices, and the rival
 };
 
 struct StagesCandidate {
-  std::string name;  // "2 stages of { fast:0-1 }, { slow:0-1 }, 4 micro-batches"
+  std::string name;  // "{ fast:0-1 } { slow:0-1 }, 4 micro-batches"
   Plan plan;
   double seconds = 0;
   bool fits = true;
 };
 
 struct StagesAnswer {
-  double rival_seconds = 0;  // simulated likewise
-  bool cuts_state = false;   // the best program over all devices cuts parameters or optimizer state
+  double rival_seconds = 0;  // simulated likewise; 0: it was not
+  bool cuts_state = false;   // some program over all devices cuts parameters or optimizer state
   std::vector<StagesCandidate> candidates;  // those that were simulated
   const StagesCandidate* best() const;      // of those that fit; null: there is none
 };
 
-// Where the best sharding program over all devices cuts no state, pipelines can do as well, and only that one
-// is tried.
+// Where no program over all devices cuts state, pipelines of whole replicas do as well. Of clusters and plans
+// that are large nothing is tried.
 StagesAnswer plan_stages(const StagesRequest& request);
 
 // What one device computes of a layer relative to others, by layer: FLOPs of all its nodes.

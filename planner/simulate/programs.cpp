@@ -172,11 +172,11 @@ class Simulation {
   }
 
   void finish(Operation& operation, double arrived) {
+    const WireTime time = wire_time_(operation.requests[0], operation.ranks);
     for (size_t m = 0; m < operation.ranks.size(); ++m) {
       const int r = operation.ranks[m];
       Rank& rank = ranks_[static_cast<size_t>(r)];
       const CollectiveRequest& request = operation.requests[m];
-      const WireTime time = wire_time_(request, operation.ranks, r);
       const bool out = request.kind != CollectiveKind::receive, in = request.kind != CollectiveKind::send;
       double begin = arrived;
       if (out) begin = std::max(begin, rank.out_free);
@@ -202,6 +202,15 @@ class Simulation {
 
 }  // namespace
 
+bool ProgramsTime::fits() const {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [](const ProgramUse& rank) { return rank.memory_bytes <= rank.limit_bytes; });
+}
+
+bool is_better(const ProgramsTime& time, const ProgramsTime& other) {
+  return time.fits() != other.fits() ? time.fits() : time.seconds < other.seconds;
+}
+
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
                                const std::vector<ProgramRates>& rates, const WireTimeOf& wire_time) {
   HET_REQUIRE(programs.size() == rates.size(), programs.size(), rates.size());
@@ -214,7 +223,7 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
   std::vector<int> devices;  // by rank
   for (const std::string& name : devices_of(plan)) {
     const auto found = numbers.find(name);
-    if (found == numbers.end()) fail_usage("the plan names '{}', which the cluster has not", name);
+    if (found == numbers.end()) fail_usage("the plan names '{}'; the cluster has no such device", name);
     devices.push_back(found->second);
   }
   std::vector<ProgramRates> rates;
@@ -239,12 +248,13 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
     made = lower_all(graph, plan, true);
     for (const Program& program : made) programs.push_back(&program);
   }
-  ProgramsTime time = simulate_programs(
-      programs, rates, [&](const CollectiveRequest& request, const std::vector<int>& ranks, int) {
-        std::vector<int> members;
-        for (const int rank : ranks) members.push_back(devices[static_cast<size_t>(rank)]);
-        return group.wire_time(request, members);
-      });
+  ProgramsTime time = simulate_programs(programs, rates,
+                                        [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
+                                          std::vector<int> members;
+                                          for (const int rank : ranks)
+                                            members.push_back(devices[static_cast<size_t>(rank)]);
+                                          return group.wire_time(request, members);
+                                        });
   for (size_t r = 0; r < devices.size(); ++r) {
     time.ranks[r].memory_bytes = static_cast<double>(memory_of(*programs[r]).total());
     time.ranks[r].limit_bytes = group.devices()[static_cast<size_t>(devices[r])].memory_bytes;

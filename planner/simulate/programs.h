@@ -1,5 +1,5 @@
-// What the programs of all ranks take for a step among others, instruction by instruction: each rank computes
-// at its device's rates, a collective begins when its last member has started it and its queue and ways are
+// The seconds of a step, from the programs of all ranks, instruction by instruction: each rank computes at
+// its device's rates, a collective begins when its last member has started it and its queue and ways are
 // free, and runs beside what is computed until it is awaited. These are the rules by which paced devices and
 // shaped links (core/device/paced.h, core/comm/shaped.h) hold back real runs. Unlike simulate.h, which knows
 // layers of a plan and decides among thousands of candidates, it takes programs as they are run, whatever
@@ -22,8 +22,9 @@ struct ProgramRates {
   double memory_bytes_per_second = 0;
 };
 
-// Seconds of a collective among these ranks when nothing delays it; messages: between `rank` and its peer.
-using WireTimeOf = std::function<WireTime(const CollectiveRequest&, const std::vector<int>& ranks, int rank)>;
+// Seconds of a collective among these ranks when nothing delays it; of a message from the first to the
+// second.
+using WireTimeOf = std::function<WireTime(const CollectiveRequest&, const std::vector<int>& ranks)>;
 
 struct ProgramUse {
   double compute_seconds = 0;
@@ -33,9 +34,12 @@ struct ProgramUse {
 };
 
 struct ProgramsTime {
-  double seconds = 0;  // until the last rank is done
+  double seconds = 0;  // from the end of one step to the end of the next
   std::vector<ProgramUse> ranks;
+  bool fits() const;  // every rank's program on its device
 };
+// Fits where the other does not, or else is faster.
+bool is_better(const ProgramsTime& time, const ProgramsTime& other);
 
 // By rank; ranks whose parts are alike may have one program. Throws Error(bug) for programs that cannot run
 // together (verify_together).

@@ -6,7 +6,7 @@ import statistics
 
 from runs import last_json, run, say, step_seconds
 
-# Written down before they were run. Rates sum to well under what two cores compute; links are slower than the loopback.
+# Rates sum to well under what two cores compute; links are slower than the loopback.
 # All rates below are divided by this, and latencies multiplied: the same plans, slower, so that the ranks, more than there are
 # processors, seldom wait for a processor.
 SLOWER = 4
@@ -108,6 +108,8 @@ def summary(found):
     far predictions by simulated programs were off."""
     over_even, over_best, errors = {}, {}, {}
     for setting, plans in found.items():
+        if 'even data parallelism' not in plans:
+            continue
         own = plans['synthesised']['measured']
         over_even[setting] = plans['even data parallelism']['measured'] / own
         over_best[setting] = own / min(plans[name]['measured'] for name in BASELINES if name in plans)

@@ -85,6 +85,8 @@ function planning.without_problems(names, policy)
       problems[#problems + 1] = ("item %d is %s; the name of an extension is needed"):format(i, text.value(name))
     elseif not found then
       problems[#problems + 1] = ("there is no extension '%s'%s"):format(name, suggest.sentence(name, known))
+    elseif name == programs and policy ~= "auto" then
+      problems[#problems + 1] = "sharding_programs is an extension of the policy auto alone"
     end
   end
   if type(policy) == "function" then
@@ -256,32 +258,45 @@ local function sizes_of(batch, planned, most)
   return sizes
 end
 
--- Pipelines whose stages run sharding programs, beside the planner's answer; with `most` of 2 one stage of all.
-local function begin_programs(run, cluster, answer, most)
+-- A sharding program for all devices, beside the planner's answer; or pipelines whose stages run such programs.
+local function begin_programs(run, cluster, answer, pipelines)
   local plan = planning.from_lua(answer.lua)
   local batch, graphs = run.arguments.batch, {}
-  for i, size in ipairs(sizes_of(batch, plan.microbatch, most)) do graphs[i] = { size, (run:graph_of_sample(size)) } end
-  return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan })
+  for i, size in ipairs(sizes_of(batch, plan.microbatch, pipelines and 8 or 2)) do
+    graphs[i] = { size, (run:graph_of_sample(size)) }
+  end
+  return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan, pipelines = pipelines })
 end
 
--- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ.
+-- What both found together.
+local function joined(found, more)
+  for _, candidate in ipairs(more.candidates) do found.candidates[#found.candidates + 1] = candidate end
+  if more.step_seconds and (not found.step_seconds or more.step_seconds < found.step_seconds) then
+    found.name, found.step_seconds, found.lua = more.name, more.step_seconds, more.lua
+  end
+  return found
+end
+
+-- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ. `report`
+-- stays that of the pipelines.
 local function better_of(answer, found)
+  if found.rival_seconds == 0 then return answer end
   answer.programs = found
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
-  answer.text = answer.text .. ("with sharding programs: %s a step by the simulated programs, %.2f times faster than "
-    .. "the plan above (%s)\n  %s\n"):format(native.show_seconds(found.step_seconds),
-    found.rival_seconds / found.step_seconds, native.show_seconds(found.rival_seconds), found.name)
+  answer.text = answer.text .. ("simulated from the programs of all ranks the plan above takes %s a step, and with a "
+    .. "sharding program\n  %s: %s, %.2f times faster\n"):format(native.show_seconds(found.rival_seconds), found.name,
+    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds)
   answer.pipelines_lua, answer.lua = answer.lua, found.lua
-  answer.report.step_seconds = found.step_seconds
   return answer
 end
 
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
 -- asked at once.
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
--- `html` or `trace` when events are wanted
+-- `html` or `trace` when events are wanted; `quick`: others wait, so that no sharding programs are tried
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
--- cluster, events; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+-- cluster, events; programs (what native.sharded_stages found) and, where `lua` is such a plan, pipelines_lua, which
+-- `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
 -- @treturn function that waits a moment, and returns whether the first one returns at once
 function planning.begin(run, cluster, given)
   if given.policy == "hap" then return begin_hap(run, cluster, given) end
@@ -296,11 +311,12 @@ function planning.begin(run, cluster, given)
   local function go_on()
     if not answer then
       answer = planned:wait()
-      planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer, 2) or nil
-    elseif planned then
-      local first = not found
+      planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer) or nil
+    elseif not found then
       found = planned:wait()
-      planned = first and found.cuts_state and begin_programs(run, cluster, answer, 8) or nil
+      planned = found.cuts_state and begin_programs(run, cluster, answer, true) or nil
+    else
+      found, planned = joined(found, planned:wait()), nil
     end
     if not planned and found then answer, found = better_of(answer, found), nil end
   end

@@ -58,8 +58,7 @@ class Writer {
 };
 
 // A byte takes a microsecond on every link, and a message a millisecond more.
-WireTime slow_wire(const CollectiveRequest& request, const std::vector<int>& ranks, int rank) {
-  (void)rank;
+WireTime slow_wire(const CollectiveRequest& request, const std::vector<int>& ranks) {
   if (request.kind == CollectiveKind::send || request.kind == CollectiveKind::receive)
     return {static_cast<double>(request.counts[0]) * 4e-6, 1e-3};
   return wire_time(mesh_steps(request, 0, static_cast<int>(ranks.size())), static_cast<int>(ranks.size()),
