@@ -1,4 +1,5 @@
-"""HAP's four workloads, small: sharding programs with uneven shares, on 2 to 8 ranks, train as one device does."""
+"""HAP's four workloads, small: sharding programs that cut state, on 2 to 8 ranks, most with uneven shares, train as one device
+does; and so do the programs that they are compared with."""
 import json
 import math
 import struct
@@ -52,19 +53,20 @@ def tensors_of(path):
 
 
 class Workloads(Case):
-    """The link decides what is synthesised: over a fast one more is cut than over a slow one."""
-
     def outcome(self, name, *words):
         losses = self.losses('workload.lua', f'--save={name}', *words)
         return losses, tensors_of(self.folder / name / 'model.safetensors')
 
-    def compare(self, workload, slow, fast, link):
+    def compare(self, workload, slow, fast, link, uneven=True):
         model, data = WORKLOADS[workload]
         write = (self.folder / 'workload.lua').write_text
         (self.folder / 'mixed.lua').write_text(CLUSTER.format(link=link, slow=slow, fast=fast))
         write(RECIPE.format(plan='', model=model, data=data))
         losses, tensors = self.outcome(f'alone {workload} {slow} {fast}')
         report = self.json_of('plan', 'workload.lua', '--cluster=mixed.lua', '--policy=hap')
+        shares = {device['share'] for device in report['report']['devices']}
+        self.assertEqual(len(shares) > 1, uneven)
+        self.assertIn('state = ', report['lua'])
         plans = {'synthesised': report['lua'], **{other['name']: other['lua'] for other in report['report']['baselines']}}
         for name, plan in plans.items():
             if not plan or (name != 'synthesised' and plan == plans['synthesised']):
@@ -92,7 +94,7 @@ class Workloads(Case):
 
     def test_experts(self):
         self.compare('experts', 1, 2, '100 MB/s')
-        self.compare('experts', 6, 2, '1 MB/s')
+        self.compare('experts', 6, 2, '1 MB/s', uneven=False)   # an expert for each device
 
 
 if __name__ == '__main__':

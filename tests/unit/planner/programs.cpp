@@ -1,9 +1,15 @@
 // What the programs of ranks take together, against figures worked out by hand and against shaped links.
 #include "planner/simulate/programs.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <functional>
+#include <numeric>
 
+#include "core/base/random.h"
 #include "core/ops/op.h"
+#include "planner/hap/stages.h"
+#include "planner/lower/lower.h"
 #include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/distributed.h"
 #include "tests/unit/planner/testing.h"
@@ -139,4 +145,64 @@ TEST_CASE("a plan's programs take what its devices and links allow", "[programs]
   const ProgramsTime lopsided = seconds(plan);
   CHECK(lopsided.seconds > 2 * balanced.seconds);
   CHECK(lopsided.ranks[0].exposed_seconds > 0.5 * lopsided.seconds);
+}
+
+TEST_CASE("the programs of all ranks are those of each", "[programs]") {
+  const Graph graph = testing::distributed::small_model(false, DType::f32);
+  Plan plan;
+  plan.microbatch = testing::distributed::kSamples;
+  Stage first, second;
+  first.devices = {"a:0", "a:1"};
+  first.shares = {3, 1};
+  first.layers = 3;
+  second.devices = {"b:0"};
+  second.first_layer = 3;
+  second.layers = static_cast<int>(graph.layers.size()) - 3;
+  plan.pipelines = {{2, {first, second}}};
+  const std::vector<Program> programs = lower_all(graph, plan, true);
+  REQUIRE(programs.size() == 3);
+  for (int rank = 0; rank < 3; ++rank)
+    CHECK(to_string(programs[static_cast<size_t>(rank)]) == to_string(lower(graph, plan, rank, true)));
+}
+
+TEST_CASE("stages get the layers whose longest stage is shortest", "[programs]") {
+  const PhiloxKey key = philox_key(testing::distributed::first_seed(), hash_of("balanced layers"));
+  uint64_t next = 0;
+  const auto below = [&](uint64_t n) { return philox(key, next++)[0] % n; };
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<double> flops, rates;
+    const auto layers = 1 + below(7), stages = 1 + below(std::min<uint64_t>(layers, 4));
+    for (uint64_t i = 0; i < layers; ++i) flops.push_back(static_cast<double>(below(10)));
+    for (uint64_t i = 0; i < stages; ++i) rates.push_back(static_cast<double>(1 + below(5)));
+    const auto longest = [&](const std::vector<int>& counts) {
+      double most = 0;
+      size_t at = 0;
+      for (size_t s = 0; s < counts.size(); ++s) {
+        double sum = 0;
+        for (int i = 0; i < counts[s]; ++i) sum += flops[at++];
+        most = std::max(most, sum / rates[s]);
+      }
+      return most;
+    };
+    double least = 1e30;
+    const std::function<void(std::vector<int>, int)> try_all = [&](std::vector<int> counts, int left) {
+      if (counts.size() + 1 == stages) {
+        counts.push_back(left);
+        least = std::min(least, longest(counts));
+        return;
+      }
+      const int after = static_cast<int>(stages - counts.size()) - 1;
+      for (int own = 1; own <= left - after; ++own) {
+        std::vector<int> more = counts;
+        more.push_back(own);
+        try_all(more, left - own);
+      }
+    };
+    try_all({}, static_cast<int>(layers));
+    const std::vector<int> found = hap::balanced_layers(flops, rates);
+    CHECK(found.size() == stages);
+    CHECK(std::accumulate(found.begin(), found.end(), 0) == static_cast<int>(layers));
+    CHECK(*std::min_element(found.begin(), found.end()) >= 1);
+    CHECK(longest(found) == Approx(least));
+  }
 }
