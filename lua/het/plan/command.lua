@@ -293,10 +293,11 @@ end
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
 -- asked at once.
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
--- `html` or `trace` when events are wanted; `quick`: others wait, so that no sharding programs are tried
+-- `html` or `trace` when events are wanted; `quick`: others wait, so no sharding programs are tried
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
--- cluster, events; programs (what native.sharded_stages found) and, where `lua` is such a plan, pipelines_lua, which
--- `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+-- cluster, events; programs (what native.sharded_stages found); where `lua` is such a plan, pipelines_lua, which
+-- `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and
+-- fallbacks_text
 -- @treturn function that waits a moment, and returns whether the first one returns at once
 function planning.begin(run, cluster, given)
   if given.policy == "hap" then return begin_hap(run, cluster, given) end
