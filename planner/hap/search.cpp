@@ -499,7 +499,7 @@ class Search {
     return cost;
   }
 
-  // Adds to a slot what others decide of its value, which nobody needs after that when it is closed.
+  // Adds to a slot what others decide of its value; when it is closed, nothing needs the value after that.
   Ticks meet(Slot& slot, const Slot& own, ValueId id, bool closes, const Needs& left) const {
     Ticks cost = add(slot, own, id);
     if (cost >= kNever) return kNever;

@@ -246,7 +246,7 @@ local function tries_programs(given)
     and not given.quick and not extensions.has(given.without, programs)
 end
 
--- Sizes of micro-batches of which the batch is made: the plan's, and the batch or also its halves.
+-- Sizes of micro-batches that divide the batch: the plan's, and the batch or also its halves.
 local function sizes_of(batch, planned, most)
   local sizes, size = { planned }, batch
   while size >= 1 and #sizes < most do
