@@ -185,10 +185,6 @@ std::vector<Shares> starts_of(const Request& request) {
   return starts;
 }
 
-}  // namespace
-
-namespace {
-
 std::vector<Synthesised> overlapping(Synthesis& synthesis, const Request& request, const Synthesised& best) {
   constexpr double kWeights[] = {0, 0.5, 1};
   std::vector<Synthesised> found;
