@@ -248,7 +248,7 @@ Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   if (fresh) entry->second = node_ticks(n, way, shares);
   if (entry->second >= kNever) return kNever;
   const Ticks all = entry->second * runs(n);
-  return graph_.nodes[static_cast<size_t>(n)].phase == Phase::backward ? all * backward_weight_ / kWhole
+  return graph_.nodes[static_cast<size_t>(n)].phase == Phase::backward ? weighted(all, backward_weight_)
                                                                        : all;
 }
 

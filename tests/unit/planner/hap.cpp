@@ -349,3 +349,21 @@ TEST_CASE("shares follow the devices where computing decides, and are even where
   CHECK(even_shares(group) == Shares{1, 1, 1, 1});
   CHECK(proportional_shares(group) == Shares{3, 3, 1, 1});
 }
+
+TEST_CASE("costs of hours are no less than those of their slowest device", "[hap]") {
+  const Graph graph = small_model(false, DType::f32);
+  const PlacementTable table(graph);
+  Cluster cluster = small_cluster(2, 1);  // a byte a second
+  for (DeviceType& type : cluster.types) type.f32_flops = 1;
+  const DeviceGroup group(cluster, Precision::f32);
+  ShardingCosts costs(table, group, 1);
+  const MaybeShares shares = even_shares(group);
+  double longest = 0;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const auto node = static_cast<NodeId>(n);
+    const double least = costs.work(node, 0).flops;  // at one a second
+    CHECK(planner::hap::seconds_of(costs.node(node, 0, shares)) >= 0.999 * least);
+    if (graph.nodes[n].phase == Phase::backward) longest = std::max(longest, least);
+  }
+  CHECK(longest > 9223);  // whose ticks times a thousand are beyond 2^63
+}
