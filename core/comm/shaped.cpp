@@ -1,6 +1,5 @@
 #include "core/comm/shaped.h"
 
-#include <algorithm>
 #include <mutex>
 
 #include "core/base/error.h"
@@ -22,20 +21,14 @@ class ShapedLinks final : public Pacer {
     });
     const auto busy = std::chrono::duration_cast<CommClock::duration>(Seconds(time.busy));
     const auto latency = std::chrono::duration_cast<CommClock::duration>(Seconds(time.latency));
-    const bool out = request.kind != CollectiveKind::receive, in = request.kind != CollectiveKind::send;
     std::lock_guard lock(mutex_);
-    CommClock::time_point begin = arrived;
-    if (out) begin = std::max(begin, out_free_);
-    if (in) begin = std::max(begin, in_free_);
-    if (out) out_free_ = begin + busy;
-    if (in) in_free_ = begin + busy;
-    return begin + busy + latency;
+    return ways_.use(request.kind, arrived, busy) + latency;
   }
 
  private:
   const LinkOf link_;
   std::mutex mutex_;
-  CommClock::time_point out_free_{}, in_free_{};  // when this rank's ways are next free
+  RankWays<CommClock::time_point> ways_;
 };
 
 }  // namespace

@@ -29,23 +29,12 @@ class Keys {
   std::map<std::string, int64_t> texts_;
 };
 
-bool is_half(const Graph& graph, const Node& node) {
-  for (const ValueId id : node.inputs)
-    if (id != kAbsent && is_float(graph.type(id).dtype)) return bytes_of(graph.type(id).dtype) == 2;
-  return false;
-}
-
 // Of a bound that may equal what it bounds, but for rounding.
 Ticks least_ticks(double seconds) { return ticks_of(seconds * (1 - 1e-9)); }
 
-double rate(const Device& device, const Work& work) {
-  return work.half ? device.half_flops : device.f32_flops;
-}
-
 // Seconds of a device that has so much of what is cut.
 double device_seconds(const Device& device, const Work& work, double part) {
-  return std::max(work.flops * part / rate(device, work),
-                  (work.whole_bytes + work.cut_bytes * part) / device.memory_bytes_per_second);
+  return device.seconds({work.flops * part, work.whole_bytes + work.cut_bytes * part}, work.half);
 }
 
 // Seconds until every device has done its part, when so many units are shared out as well as can be: the
@@ -56,7 +45,7 @@ double balanced_seconds(const DeviceGroup& group, const Work& work, int64_t unit
     int64_t done = 0;
     for (int kind = 0; kind < group.kinds(); ++kind) {
       const Device& device = group.of_kind(kind);
-      const double by_flops = work.flops > 0 ? t * rate(device, work) / work.flops : 1;
+      const double by_flops = work.flops > 0 ? t * device.flops(work.half) / work.flops : 1;
       const double by_bytes = work.cut_bytes > 0
                                   ? (t * device.memory_bytes_per_second - work.whole_bytes) / work.cut_bytes
                               : t * device.memory_bytes_per_second >= work.whole_bytes ? 1
@@ -187,7 +176,7 @@ Work ShardingCosts::work(NodeId n, int number) const {
   const Cost cost = cost_of(OpCall{*node.op, inputs, node.attributes}, outputs);
   work.flops = cost.flops;
   work.is_cut = way.axis >= 0;
-  work.half = is_half(graph_, node);
+  work.half = is_half(inputs);
   if (node.op->bytes) {  // as the flops
     (work.is_cut ? work.cut_bytes : work.whole_bytes) = cost.bytes;
     return work;
@@ -342,9 +331,7 @@ double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, cons
       seconds += group_.seconds(*each.op->collective, counts);
       continue;
     }
-    const Cost cost = cost_of(scratch, each);
-    const double rate = is_half(scratch, each) ? device.half_flops : device.f32_flops;
-    seconds += std::max(cost.flops / rate, cost.bytes / device.memory_bytes_per_second);
+    seconds += device.seconds(cost_of(scratch, each), is_half(types_of(scratch, each.inputs)));
   }
   return seconds;
 }

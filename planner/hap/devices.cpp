@@ -20,6 +20,12 @@ double sum_of(const std::vector<double>& counts) {
 
 }  // namespace
 
+bool is_half(std::span<const TensorType> inputs) {
+  for (const TensorType& type : inputs)
+    if (type.present() && is_float(type.dtype)) return bytes_of(type.dtype) == 2;
+  return false;
+}
+
 DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cluster.mesh) {
   std::map<std::tuple<double, double, double>, int> known;
   for (size_t n = 0; n < cluster.nodes.size(); ++n) {

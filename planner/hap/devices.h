@@ -2,14 +2,17 @@
 // and pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/range.h"
 #include "core/comm/communicator.h"
+#include "core/ops/op.h"
 #include "planner/cluster/cluster.h"
 
 namespace het::planner::hap {
@@ -22,7 +25,16 @@ struct Device {
   double half_flops = 0;   // of bf16 or f16, whichever the device is planned for
   double memory_bytes_per_second = 0;
   double memory_bytes = 0;  // that plans may use
+
+  double flops(bool half) const { return half ? half_flops : f32_flops; }
+  // Of work in one precision: the longer of its arithmetic and its memory traffic.
+  double seconds(const Cost& cost, bool half) const {
+    return std::max(cost.flops / flops(half), cost.bytes / memory_bytes_per_second);
+  }
 };
+
+// Whether a call with these operands computes in bf16 or f16: as the first that is not of integers.
+bool is_half(std::span<const TensorType> inputs);
 
 // How the blocks of an uneven gather travel.
 enum class Gather : uint8_t {

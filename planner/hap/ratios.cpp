@@ -112,9 +112,8 @@ class RatioProgram {
       const int slowest = add_slowest(entry.second * kScale);
       for (int kind = 0; kind < group_.kinds(); ++kind) {
         const Device& device = group_.of_kind(kind);
-        const double rate = work.half ? device.half_flops : device.f32_flops;
         const int part = parts_[static_cast<size_t>(kind)];
-        at_least(slowest, 0, {{part, work.flops / rate / kScale}});
+        at_least(slowest, 0, {{part, work.flops / device.flops(work.half) / kScale}});
         at_least(slowest, work.whole_bytes / device.memory_bytes_per_second / kScale,
                  {{part, work.cut_bytes / device.memory_bytes_per_second / kScale}});
       }

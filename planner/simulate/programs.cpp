@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "core/comm/shaped.h"
 #include "core/ops/op.h"
 #include "planner/lower/lower.h"
 #include "planner/lower/rank_assignment.h"
@@ -12,7 +13,7 @@
 namespace het::planner {
 namespace {
 
-double seconds_of(const Compute& compute, const ProgramRates& rates) {
+double seconds_of(const Compute& compute, const hap::Device& device) {
   const auto types = [](const std::vector<Operand>& operands) {
     std::vector<TensorType> types;
     for (const Operand& operand : operands)
@@ -20,15 +21,8 @@ double seconds_of(const Compute& compute, const ProgramRates& rates) {
     return types;
   };
   const auto inputs = types(compute.inputs), outputs = types(compute.outputs);
-  const Cost cost = cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs);
-  bool half = false;
-  for (const TensorType& type : inputs) {
-    if (!type.present() || !is_float(type.dtype)) continue;
-    half = bytes_of(type.dtype) == 2;
-    break;
-  }
-  return std::max(cost.flops / (half ? rates.half_flops : rates.f32_flops),
-                  cost.bytes / rates.memory_bytes_per_second);
+  return device.seconds(cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs),
+                        hap::is_half(inputs));
 }
 
 // One collective, or one message: both its ends.
@@ -44,9 +38,9 @@ struct Operation {
 
 class Simulation {
  public:
-  Simulation(const std::vector<const Program*>& programs, const std::vector<ProgramRates>& rates,
+  Simulation(const std::vector<const Program*>& programs, const std::vector<hap::Device>& devices,
              const WireTimeOf& wire_time)
-      : programs_(programs), rates_(rates), wire_time_(wire_time), ranks_(programs.size()) {}
+      : programs_(programs), devices_(devices), wire_time_(wire_time), ranks_(programs.size()) {}
 
   ProgramsTime run() {
     while (true) {
@@ -83,7 +77,7 @@ class Simulation {
     int step = 0;
     size_t next = 0;  // instruction
     double clock = 0, compute = 0, exposed = 0;
-    double out_free = 0, in_free = 0;
+    RankWays<double> ways;
     std::map<int, std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
     std::map<int, int> counts;                           // of what was started in a queue
   };
@@ -123,7 +117,7 @@ class Simulation {
   bool run(int r, const Instruction& instruction) {
     Rank& rank = ranks_[static_cast<size_t>(r)];
     if (const auto* compute = std::get_if<Compute>(&instruction)) {
-      const double seconds = seconds_of(*compute, rates_[static_cast<size_t>(r)]);
+      const double seconds = seconds_of(*compute, devices_[static_cast<size_t>(r)]);
       rank.clock += seconds;
       rank.compute += seconds;
     } else if (const auto* start = std::get_if<Start>(&instruction)) {
@@ -176,20 +170,13 @@ class Simulation {
     for (size_t m = 0; m < operation.ranks.size(); ++m) {
       const int r = operation.ranks[m];
       Rank& rank = ranks_[static_cast<size_t>(r)];
-      const CollectiveRequest& request = operation.requests[m];
-      const bool out = request.kind != CollectiveKind::receive, in = request.kind != CollectiveKind::send;
-      double begin = arrived;
-      if (out) begin = std::max(begin, rank.out_free);
-      if (in) begin = std::max(begin, rank.in_free);
-      if (out) rank.out_free = begin + time.busy;
-      if (in) rank.in_free = begin + time.busy;
-      operation.finished[m] = begin + time.busy + time.latency;
+      operation.finished[m] = rank.ways.use(operation.requests[m].kind, arrived, time.busy) + time.latency;
       queue_free_[{operation.queue, r}] = operation.finished[m];
     }
   }
 
   const std::vector<const Program*>& programs_;
-  const std::vector<ProgramRates>& rates_;
+  const std::vector<hap::Device>& devices_;
   const WireTimeOf& wire_time_;
   std::vector<Rank> ranks_;
   std::vector<Operation> operations_;
@@ -212,24 +199,21 @@ bool is_better(const ProgramsTime& time, const ProgramsTime& other) {
 }
 
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
-                               const std::vector<ProgramRates>& rates, const WireTimeOf& wire_time) {
-  HET_REQUIRE(programs.size() == rates.size(), programs.size(), rates.size());
-  return Simulation(programs, rates, wire_time).run();
+                               const std::vector<hap::Device>& devices, const WireTimeOf& wire_time) {
+  HET_REQUIRE(programs.size() == devices.size(), programs.size(), devices.size());
+  return Simulation(programs, devices, wire_time).run();
 }
 
 ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group) {
   std::map<std::string, int> numbers;
   for (int d = 0; d < group.size(); ++d) numbers[group.devices()[static_cast<size_t>(d)].name] = d;
-  std::vector<int> devices;  // by rank
+  std::vector<int> places;  // in the group, by rank
+  std::vector<hap::Device> devices;
   for (const std::string& name : devices_of(plan)) {
     const auto found = numbers.find(name);
     if (found == numbers.end()) fail_usage("the plan names '{}'; the cluster has no such device", name);
-    devices.push_back(found->second);
-  }
-  std::vector<ProgramRates> rates;
-  for (const int d : devices) {
-    const hap::Device& device = group.devices()[static_cast<size_t>(d)];
-    rates.push_back({device.f32_flops, device.half_flops, device.memory_bytes_per_second});
+    places.push_back(found->second);
+    devices.push_back(group.devices()[static_cast<size_t>(found->second)]);
   }
   std::vector<Program> made;
   std::vector<const Program*> programs;
@@ -237,27 +221,27 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
   if (plan.pipelines.size() == 1 && plan.pipelines[0].stages.size() == 1 && cut.axes.size() == 1) {
     // Devices with equal shares have programs that are alike; where units remain, the first of them has most.
     std::map<int64_t, size_t> known;
-    std::vector<size_t> places;
+    std::vector<size_t> alike;
     for (int rank = 0; rank < static_cast<int>(devices.size()); ++rank) {
       const auto [place, fresh] = known.emplace(cut.axes[0].shares[static_cast<size_t>(rank)], made.size());
       if (fresh) made.push_back(lower(graph, plan, rank, true));
-      places.push_back(place->second);
+      alike.push_back(place->second);
     }
-    for (const size_t place : places) programs.push_back(&made[place]);
+    for (const size_t place : alike) programs.push_back(&made[place]);
   } else {
     made = lower_all(graph, plan, true);
     for (const Program& program : made) programs.push_back(&program);
   }
-  ProgramsTime time = simulate_programs(programs, rates,
+  ProgramsTime time = simulate_programs(programs, devices,
                                         [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
                                           std::vector<int> members;
                                           for (const int rank : ranks)
-                                            members.push_back(devices[static_cast<size_t>(rank)]);
+                                            members.push_back(places[static_cast<size_t>(rank)]);
                                           return group.wire_time(request, members);
                                         });
   for (size_t r = 0; r < devices.size(); ++r) {
     time.ranks[r].memory_bytes = static_cast<double>(memory_of(*programs[r]).total());
-    time.ranks[r].limit_bytes = group.devices()[static_cast<size_t>(devices[r])].memory_bytes;
+    time.ranks[r].limit_bytes = devices[r].memory_bytes;
   }
   return time;
 }

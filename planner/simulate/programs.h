@@ -16,12 +16,6 @@
 
 namespace het::planner {
 
-struct ProgramRates {
-  double f32_flops = 0;  // per second, as layers reach them; f64 and integers likewise
-  double half_flops = 0;
-  double memory_bytes_per_second = 0;
-};
-
 // Seconds of a collective among these ranks when nothing delays it; of a message from the first to the
 // second.
 using WireTimeOf = std::function<WireTime(const CollectiveRequest&, const std::vector<int>& ranks)>;
@@ -41,10 +35,10 @@ struct ProgramsTime {
 // Fits where the other does not, or else is faster.
 bool is_better(const ProgramsTime& time, const ProgramsTime& other);
 
-// By rank; ranks whose parts are alike may have one program. Throws Error(bug) for programs that cannot run
-// together (verify_together).
+// Programs and devices by rank; ranks whose parts are alike may have one program. Throws Error(bug) for
+// programs that cannot run together (verify_together).
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
-                               const std::vector<ProgramRates>& rates, const WireTimeOf& wire_time);
+                               const std::vector<hap::Device>& devices, const WireTimeOf& wire_time);
 
 // The programs of a plan's ranks for a graph of one micro-batch, as they are run (fused). Throws Error(usage)
 // for a plan that cannot be run, or that names a device which the group has not.

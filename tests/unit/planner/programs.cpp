@@ -73,7 +73,12 @@ WireTime slow_wire(const CollectiveRequest& request, const std::vector<int>& ran
                    });
 }
 
-ProgramRates rate(double seconds_of_a_product) { return {Writer::kFlops / seconds_of_a_product, 1e30, 1e30}; }
+hap::Device takes(double seconds_of_a_product) {
+  hap::Device device;
+  device.f32_flops = Writer::kFlops / seconds_of_a_product;
+  device.memory_bytes_per_second = 1e30;
+  return device;
+}
 
 }  // namespace
 
@@ -83,7 +88,7 @@ TEST_CASE("a rank computes while its collective travels, and waits for the slowe
   one.product().start(CollectiveKind::all_reduce, {2000}).product().await(0).product();
   other.product().start(CollectiveKind::all_reduce, {2000}).product().await(0).product();
   const auto time =
-      simulate_programs({&one.program(), &other.program()}, {rate(5e-3), rate(20e-3)}, slow_wire);
+      simulate_programs({&one.program(), &other.program()}, {takes(5e-3), takes(20e-3)}, slow_wire);
   // The slow one ends the first step after 60 ms, the fast one after 35. In the second the fast one has
   // computed by 45, when the slow one has not come; it comes at 80, and 10 ms later both have the sum, behind
   // a product.
@@ -99,7 +104,7 @@ TEST_CASE("collectives of one queue follow each other", "[programs]") {
       .start(CollectiveKind::all_gather, {1000, 1000})
       .await(0)
       .await(1);
-  const auto time = simulate_programs({&one.program(), &one.program()}, {rate(1), rate(1)}, slow_wire);
+  const auto time = simulate_programs({&one.program(), &one.program()}, {takes(1), takes(1)}, slow_wire);
   CHECK(time.seconds == Approx(2 * (4e-3 + 1e-3)));
 }
 
@@ -109,7 +114,7 @@ TEST_CASE("messages of two channels share the sender's way out", "[programs]") {
   second.start(CollectiveKind::receive, {1000}, 0).await(0);
   third.start(CollectiveKind::receive, {1000}, 0).await(0);
   const auto time = simulate_programs({&first.program(), &second.program(), &third.program()},
-                                      {rate(1), rate(1), rate(1)}, slow_wire);
+                                      {takes(1), takes(1), takes(1)}, slow_wire);
   CHECK(time.ranks[0].exposed_seconds == Approx(9e-3));  // 4 ms and 4 ms, and the latency
   CHECK(time.seconds == Approx(9e-3));
 }
@@ -117,7 +122,7 @@ TEST_CASE("messages of two channels share the sender's way out", "[programs]") {
 TEST_CASE("programs that wait for each other are refused", "[programs]") {
   Writer one(2), other(2);
   one.start(CollectiveKind::all_gather, {1, 1}).await(0);
-  CHECK_THROWS(simulate_programs({&one.program(), &other.program()}, {rate(1), rate(1)}, slow_wire));
+  CHECK_THROWS(simulate_programs({&one.program(), &other.program()}, {takes(1), takes(1)}, slow_wire));
 }
 
 TEST_CASE("a plan's programs take what its devices and links allow", "[programs]") {
