@@ -81,6 +81,25 @@ Json json_of(const Report& report) {
                         {"whole", Json::array_t(report.whole.begin(), report.whole.end())}};
 }
 
+// The field `cluster` of a table, equal machines together. Throws Error(usage): `refusal`, and all that is
+// wrong.
+planner::Cluster cluster_of(lua_State* L, int index, std::string_view refusal) {
+  lua_getfield(L, index, "cluster");
+  planner::Cluster cluster = cluster_at(L, lua_gettop(L));
+  lua_pop(L, 1);
+  const auto problems = planner::validate(cluster);
+  if (!problems.empty()) fail_usage("{}:\n  {}", refusal, fmt::join(problems, "\n  "));
+  return planner::merged(std::move(cluster));
+}
+
+// The field `plan`, of the graph's layers.
+Plan plan_of(lua_State* L, int index, const Graph& graph) {
+  lua_getfield(L, index, "plan");
+  Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
+  lua_pop(L, 1);
+  return plan;
+}
+
 struct Asked {
   planner::Cluster cluster;
   int microbatch = 1, microbatches = 1;
@@ -120,11 +139,7 @@ int begin_synthesis(lua_State* L) {
   graph->finished = true;
   luaL_checktype(L, 2, LUA_TTABLE);
   Asked asked;
-  lua_getfield(L, 2, "cluster");
-  asked.cluster = planner::merged(cluster_at(L, lua_gettop(L)));
-  lua_pop(L, 1);
-  if (const auto problems = planner::validate(asked.cluster); !problems.empty())
-    fail_usage("it cannot be planned:\n  {}", fmt::join(problems, "\n  "));
+  asked.cluster = cluster_of(L, 2, "it cannot be planned");
   asked.microbatch = std::max(1, field<int>(L, 2, "microbatch").value_or(1));
   asked.microbatches = std::max(1, field<int>(L, 2, "microbatches").value_or(1));
   asked.baselines = field<bool>(L, 2, "baselines").value_or(false);
@@ -189,13 +204,8 @@ int begin_stages(lua_State* L) {
     lua_pop(L, 3);
   }
   if (asked->graphs.empty()) fail_usage("native.sharded_stages needs a graph");
-  lua_getfield(L, 2, "cluster");
-  asked->cluster = planner::merged(cluster_at(L, lua_gettop(L)));
-  lua_getfield(L, 2, "plan");
-  asked->rival = plan_at(L, lua_gettop(L), static_cast<int>(asked->graphs[0].second->graph.layers.size()));
-  lua_pop(L, 2);
-  if (const auto problems = planner::validate(asked->cluster); !problems.empty())
-    fail_usage("it cannot be planned:\n  {}", fmt::join(problems, "\n  "));
+  asked->cluster = cluster_of(L, 2, "it cannot be planned");
+  asked->rival = plan_of(L, 2, asked->graphs[0].second->graph);
   asked->batch = std::max(1, field<int>(L, 2, "batch").value_or(1));
   asked->pipelines = field<bool>(L, 2, "pipelines").value_or(false);
   auto planning = std::make_shared<Planning>();
@@ -233,14 +243,8 @@ std::string text_of(const planner::ProgramsTime& time, const Plan& plan,
 int simulate_programs_of(lua_State* L) {
   const Graph graph = prune(check_object<GraphHandle>(L, 1)->graph);
   luaL_checktype(L, 2, LUA_TTABLE);
-  lua_getfield(L, 2, "cluster");
-  const planner::Cluster cluster = cluster_at(L, lua_gettop(L));
-  lua_getfield(L, 2, "plan");
-  const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
-  lua_pop(L, 2);
-  if (const auto problems = planner::validate(cluster); !problems.empty())
-    fail_usage("this cannot be simulated:\n  {}", fmt::join(problems, "\n  "));
-  const planner::hap::DeviceGroup group(planner::merged(cluster), precision_of(graph));
+  const planner::hap::DeviceGroup group(cluster_of(L, 2, "this cannot be simulated"), precision_of(graph));
+  const Plan plan = plan_of(L, 2, graph);
   const planner::ProgramsTime time = planner::simulate_plan(graph, plan, group);
   Json::array_t ranks;
   double over = 0;

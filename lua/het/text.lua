@@ -62,6 +62,14 @@ function text.width(words)
   return #words - continued
 end
 
+--- Is the value one of a list's?
+function text.contains(list, value)
+  for _, each in ipairs(list) do
+    if each == value then return true end
+  end
+  return false
+end
+
 --- The keys of a table, sorted.
 function text.keys(map)
   local keys = {}

@@ -9,24 +9,12 @@ local text = require "het.text"
 local planning = {}
 
 -- What goes beyond the published planner, by name: the planner's own, and what is tried after it.
-local extensions = {}
 local programs = "sharding_programs"
-
-function extensions.names()
+local function extensions()
   local names = native.extensions()
   names[#names + 1] = programs
   return names
 end
-
--- Whether a list of names that are switched off, or nil, has one.
-function extensions.has(without, name)
-  for _, each in ipairs(without or {}) do
-    if each == name then return true end
-  end
-  return false
-end
-
-planning.extensions = extensions.names
 
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
@@ -37,7 +25,7 @@ local options = {
     .. "fit)", plan = true },
   { "gains", nil, "with --policy=hap: what each rule beyond HAP's published ones gains", plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
-  { "without", "LIST", "switch extensions off: " .. table.concat(extensions.names(), ","), plan = true },
+  { "without", "LIST", "switch extensions off: " .. table.concat(extensions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
@@ -77,13 +65,11 @@ end
 -- @tparam list names of extensions
 -- @string policy
 function planning.without_problems(names, policy)
-  local known, problems = extensions.names(), {}
+  local known, problems = extensions(), {}
   for i, name in ipairs(names) do
-    local found = false
-    for _, extension in ipairs(known) do found = found or extension == name end
     if type(name) ~= "string" then
       problems[#problems + 1] = ("item %d is %s; the name of an extension is needed"):format(i, text.value(name))
-    elseif not found then
+    elseif not text.contains(known, name) then
       problems[#problems + 1] = ("there is no extension '%s'%s"):format(name, suggest.sentence(name, known))
     elseif name == programs and policy ~= "auto" then
       problems[#problems + 1] = "sharding_programs is an extension of the policy auto alone"
@@ -125,9 +111,7 @@ end
 
 -- true, or it raises.
 local function check_choice(name, value, choices)
-  for _, choice in ipairs(choices) do
-    if choice == value then return true end
-  end
+  if text.contains(choices, value) then return true end
   local near = native.nearest(value, choices)
   errors.usage("--%s=%s is not one of %s%s", name, value, table.concat(choices, ", "),
     near and ("; did you mean '%s'?"):format(near) or "")
@@ -243,7 +227,7 @@ end
 local function tries_programs(given)
   return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not given.profile
     and not given.old and not given.fallbacks and not given.html and not given.trace
-    and not given.quick and not extensions.has(given.without, programs)
+    and not given.quick and not text.contains(given.without or {}, programs)
 end
 
 -- Sizes of micro-batches that divide the batch: the plan's, and the batch or also its halves.
