@@ -25,6 +25,43 @@ inline constexpr int kScoreStride = kKeys + 16;  // floats between its rows
 
 HET_INLINE int64_t padded(int64_t count) { return rounded(count, kPanel); }
 
+// The products of VectorProducts and PairProducts, over terms in the units of an operand's elements
+// (gemm_tile.h).
+
+// Tiles side by side over the columns of b: out[0..count)[:] += a b.
+template <typename Element, Order order, typename Right>
+HET_INLINE void accumulate_tiles(const float* a, int64_t a_stride, const Right& b, int64_t count,
+                                 int64_t terms, int64_t columns, float* out, int64_t out_stride) {
+  for (int64_t c = 0; c < columns; c += kPanel)
+    tile_of<order, Element, float>(count)(a, a_stride, b.data + c / kPanel * b.panel, b.stride, terms,
+                                          out + c, out_stride, kPanel, Start::sum, nullptr);
+}
+
+template <typename Element, typename Left, typename Right, typename Limit>
+HET_INLINE void multiply_row_tiles(const Left& a, const Right& b, int64_t rows, int64_t terms, float* scores,
+                                   const Limit& limit) {
+  for (int64_t i = 0; i < rows; i += kRows) {
+    const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
+    for (int64_t j = 0; j < columns; j += kPanel)
+      tile_of<Order::row, Element, float>(count)(
+          a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel, b.stride, terms,
+          scores + i * kScoreStride + j, kScoreStride, kPanel, Start::zero, nullptr);
+  }
+}
+
+// p: its lines, columns adjacent. skip(j): terms before the first that column j has.
+template <typename Element, typename Right, typename Skip>
+HET_INLINE void accumulate_column_tiles(const float* p, const Right& b, int64_t terms, int64_t columns,
+                                        int64_t head, float* out, int64_t out_stride, const Skip& skip_of) {
+  for (int64_t j = 0; j < columns; j += kRows) {
+    const int64_t count = smaller(columns - j, kRows), skip = skip_of(j);
+    if (skip >= terms) break;
+    const Right rest{b.data + skip * b.stride, b.panel, b.stride};
+    accumulate_tiles<Element, Order::column>(p + skip * kScoreStride + j, kScoreStride, rest, count,
+                                             terms - skip, head, out + j * out_stride, out_stride);
+  }
+}
+
 template <typename T>
 struct VectorProducts {
   static constexpr int kQueries = 8 * kRows;  // rows of one tile of scores
@@ -72,36 +109,21 @@ struct VectorProducts {
   template <typename Limit>
   static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
                             const Limit& limit) {
-    for (int64_t i = 0; i < rows; i += kRows) {
-      const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
-      for (int64_t j = 0; j < columns; j += kPanel)
-        tile_of<Order::row, Single, float>(count)(
-            a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel, b.stride, head,
-            scores + i * kScoreStride + j, kScoreStride, kPanel, Start::zero, nullptr);
-    }
+    multiply_row_tiles<Single>(a, b, rows, head, scores, limit);
   }
   template <typename Limit>
   static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
                               int64_t out_stride, const Limit& limit, float* /*scratch*/) {
     for (int64_t i = 0; i < rows; i += kRows) {
-      const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
-      for (int64_t c = 0; c < head; c += kPanel)
-        tile_of<Order::row, Single, float>(count)(
-            p + i * kScoreStride, kScoreStride, b.data + c / kPanel * b.panel, b.stride, terms,
-            out + i * out_stride + c, out_stride, kPanel, Start::sum, nullptr);
+      const int64_t count = smaller(rows - i, kRows);
+      accumulate_tiles<Single, Order::row>(p + i * kScoreStride, kScoreStride, b, count, limit(i + count - 1),
+                                           head, out + i * out_stride, out_stride);
     }
   }
   template <typename First>
   static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
                                  float* out, int64_t out_stride, const First& first, float* /*scratch*/) {
-    for (int64_t j = 0; j < columns; j += kRows) {
-      const int64_t count = smaller(columns - j, kRows), skip = first(j);
-      if (skip >= rows) break;
-      for (int64_t c = 0; c < head; c += kPanel)
-        tile_of<Order::column, Single, float>(count)(
-            p + skip * kScoreStride + j, kScoreStride, b.data + c / kPanel * b.panel + skip * b.stride,
-            b.stride, rows - skip, out + j * out_stride + c, out_stride, kPanel, Start::sum, nullptr);
-    }
+    accumulate_column_tiles<Single>(p, b, rows, columns, head, out, out_stride, first);
   }
 
  private:
@@ -252,13 +274,7 @@ struct PairProducts {
   template <typename Limit>
   static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
                             const Limit& limit) {
-    for (int64_t i = 0; i < rows; i += kRows) {
-      const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
-      for (int64_t j = 0; j < columns; j += kPanel)
-        tile_of<Order::row, Pair, float>(count)(
-            a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel, b.stride, words_of(head),
-            scores + i * kScoreStride + j, kScoreStride, kPanel, Start::zero, nullptr);
-    }
+    multiply_row_tiles<Pair>(a, b, rows, words_of(head), scores, limit);
   }
   template <typename Limit>
   static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
@@ -268,25 +284,16 @@ struct PairProducts {
       const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
       for (int64_t r = 0; r < count; ++r)
         pack_pair_row(p + (i + r) * kScoreStride, terms, scratch + r * kStride);
-      for (int64_t c = 0; c < head; c += kPanel)
-        tile_of<Order::row, Pair, float>(count)(scratch, kStride, b.data + c / kPanel * b.panel, b.stride,
-                                                words_of(terms), out + i * out_stride + c, out_stride, kPanel,
-                                                Start::sum, nullptr);
+      accumulate_tiles<Pair, Order::row>(scratch, kStride, b, count, words_of(terms), head,
+                                         out + i * out_stride, out_stride);
     }
   }
   template <typename First>
   static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
                                  float* out, int64_t out_stride, const First& first, float* scratch) {
     pack_pair_lines(p, kScoreStride, rows, columns, scratch, kScoreStride);
-    for (int64_t j = 0; j < columns; j += kRows) {
-      const int64_t count = smaller(columns - j, kRows), skip = first(j) / 2;
-      if (skip >= words_of(rows)) break;
-      for (int64_t c = 0; c < head; c += kPanel)
-        tile_of<Order::column, Pair, float>(count)(scratch + skip * kScoreStride + j, kScoreStride,
-                                                   b.data + c / kPanel * b.panel + skip * b.stride, b.stride,
-                                                   words_of(rows) - skip, out + j * out_stride + c,
-                                                   out_stride, kPanel, Start::sum, nullptr);
-    }
+    accumulate_column_tiles<Pair>(scratch, b, words_of(rows), columns, head, out, out_stride,
+                                  [&](int64_t j) { return first(j) / 2; });
   }
 
  private:
