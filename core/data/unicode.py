@@ -1,6 +1,6 @@
-"""Writes unicode.cpp: categories and canonical forms of the Unicode version that this Python knows.
+"""Writes unicode_tables.h: categories and canonical forms of the Unicode version that this Python knows.
 
-usage: python3 core/data/unicode.py > core/data/unicode.cpp
+usage: python3 core/data/unicode.py > core/data/unicode_tables.h
 """
 
 import sys
@@ -40,7 +40,6 @@ def decomposition(c):
 
 
 def main():
-    unassigned = CATEGORIES.index('Cn')
     categories = lines(f'{{0x{first:X}, 0x{last:X}, {value - 1}}},' for first, last, value in ranges(
         lambda c: 0 if unicodedata.category(chr(c)) == 'Cn' else CATEGORIES.index(unicodedata.category(chr(c))) + 1))
     classes = lines(f'{{0x{first:X}, 0x{last:X}, {value}}},' for first, last, value in ranges(
@@ -52,22 +51,17 @@ def main():
             composes = len(parts) == 2 and unicodedata.normalize('NFC', ''.join(map(chr, parts))) == chr(c)
             steps.append(f'{{0x{c:X}, 0x{parts[0]:X}, 0x{parts[1] if len(parts) > 1 else 0:X}, '
                          f'{"true" if composes else "false"}}},')
-    sys.stdout.write(TEMPLATE % {'version': unicodedata.unidata_version, 'unassigned': unassigned, 'categories': categories,
-                                 'classes': classes, 'steps': lines(steps)})
+    sys.stdout.write(TEMPLATE % {'version': unicodedata.unidata_version, 'categories': categories, 'classes': classes,
+                                 'steps': lines(steps)})
 
 
-TEMPLATE = '''#include "core/data/unicode.h"
+TEMPLATE = '''// Unicode %(version)s: general categories, canonical combining classes and canonical decompositions, ascending.
+// Written by unicode.py.
+#pragma once
 
-#include <algorithm>
-#include <array>
-#include <iterator>
-#include <unordered_map>
-#include <vector>
+#include <cstdint>
 
-#include "core/io/utf8.h"
-
-namespace het {
-namespace {
+namespace het::unicode {
 
 struct Range {
   char32_t first, last;
@@ -80,150 +74,16 @@ struct Step {
   bool composes;
 };
 
-// Unicode %(version)s: general categories, canonical combining classes, canonical decompositions, ascending.
 // clang-format off
-constexpr Range kCategories[] = {
+inline constexpr Range kCategories[] = {  // others: unassigned
 %(categories)s};
-constexpr Range kCombiningClasses[] = {
+inline constexpr Range kCombiningClasses[] = {  // others: 0
 %(classes)s};
-constexpr Step kSteps[] = {
+inline constexpr Step kSteps[] = {
 %(steps)s};
 // clang-format on
 
-constexpr char32_t kCodePoints = 0x110000;
-
-template <size_t n>
-std::vector<uint8_t> table_of(const Range (&ranges)[n], uint8_t otherwise) {
-  std::vector<uint8_t> table(kCodePoints, otherwise);
-  for (const Range& range : ranges)
-    std::fill(table.begin() + range.first, table.begin() + range.last + 1, range.value);
-  return table;
-}
-
-uint8_t combining_class(char32_t c) {
-  static const std::vector<uint8_t> table = table_of(kCombiningClasses, 0);
-  return c < kCodePoints ? table[c] : 0;
-}
-
-// Syllables of Hangul are computed (The Unicode Standard, chapter 3.12).
-constexpr char32_t kS = 0xAC00, kL = 0x1100, kV = 0x1161, kT = 0x11A7;
-constexpr char32_t kLCount = 19, kVCount = 21, kTCount = 28, kSCount = kLCount * kVCount * kTCount;
-
-void decompose(char32_t c, std::u32string& to) {
-  if (c >= kS && c < kS + kSCount) {
-    const char32_t index = c - kS;
-    to += kL + index / (kVCount * kTCount);
-    to += kV + index / kTCount %% kVCount;
-    if (index %% kTCount != 0) to += kT + index %% kTCount;
-    return;
-  }
-  const Step* step = std::lower_bound(std::begin(kSteps), std::end(kSteps), c,
-                                      [](const Step& s, char32_t value) { return s.whole < value; });
-  if (step == std::end(kSteps) || step->whole != c) {
-    to += c;
-    return;
-  }
-  decompose(step->first, to);
-  if (step->second != 0) decompose(step->second, to);
-}
-
-// The character that the two make; 0: none.
-char32_t composed(char32_t a, char32_t b) {
-  static const std::unordered_map<uint64_t, char32_t> pairs = [] {
-    std::unordered_map<uint64_t, char32_t> made;
-    for (const Step& step : kSteps)
-      if (step.composes) made[static_cast<uint64_t>(step.first) << 32 | step.second] = step.whole;
-    return made;
-  }();
-  if (a >= kL && a < kL + kLCount && b >= kV && b < kV + kVCount)
-    return kS + ((a - kL) * kVCount + (b - kV)) * kTCount;
-  if (a >= kS && a < kS + kSCount && (a - kS) %% kTCount == 0 && b > kT && b < kT + kTCount) return a + (b - kT);
-  const auto found = pairs.find(static_cast<uint64_t>(a) << 32 | b);
-  return found == pairs.end() ? 0 : found->second;
-}
-
-// Unicode Standard Annex 15: decompose, order marks by their class, compose.
-void normalise(std::u32string_view from, std::string& to) {
-  std::u32string text;
-  for (const char32_t c : from) decompose(c, text);
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = begin + 1;
-    if (combining_class(text[begin]) != 0) {
-      while (end < text.size() && combining_class(text[end]) != 0) ++end;
-      std::stable_sort(text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end),
-                       [](char32_t a, char32_t b) { return combining_class(a) < combining_class(b); });
-    }
-    begin = end;
-  }
-  std::u32string result;
-  size_t starter = std::u32string::npos;
-  int last_class = -1;  // of what stands between the starter and here; -1: nothing
-  for (const char32_t c : text) {
-    const int own_class = combining_class(c);
-    if (starter != std::u32string::npos && (last_class < own_class || last_class == -1)) {
-      if (const char32_t whole = composed(result[starter], c); whole != 0) {
-        result[starter] = whole;
-        continue;
-      }
-    }
-    if (own_class == 0) {
-      starter = result.size();
-      last_class = -1;
-    } else {
-      last_class = own_class;
-    }
-    result += c;
-  }
-  for (const char32_t c : result) append_utf8(to, c);
-}
-
-}  // namespace
-
-Category category_of(char32_t c) {
-  static const std::vector<uint8_t> table = table_of(kCategories, %(unassigned)d);
-  return static_cast<Category>(c < kCodePoints ? table[c] : %(unassigned)d);
-}
-
-bool is_letter(char32_t c) { return category_of(c) <= Category::Lo; }
-bool is_number(char32_t c) {
-  const Category category = category_of(c);
-  return category >= Category::Nd && category <= Category::No;
-}
-
-bool is_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-std::string nfc(std::string_view text) {
-  // No character below U+0300 is joined to the one before it: the text is cut before each of them.
-  constexpr char32_t kFirstMark = 0x300;
-  std::string result;
-  result.reserve(text.size());
-  std::u32string run;
-  const auto flush = [&] {
-    if (run.size() == 1 && run[0] < kFirstMark)
-      append_utf8(result, run[0]);
-    else if (!run.empty())
-      normalise(run, result);
-    run.clear();
-  };
-  for (size_t i = 0; i < text.size();) {
-    const Decoded decoded = decode_utf8(text, i);
-    if (decoded.bytes == 0) {  // a byte that is not UTF-8 stays
-      flush();
-      result += text[i++];
-      continue;
-    }
-    if (decoded.code_point < kFirstMark) flush();
-    run += decoded.code_point;
-    i += static_cast<size_t>(decoded.bytes);
-  }
-  flush();
-  return result;
-}
-
-}  // namespace het
+}  // namespace het::unicode
 '''
 
 if __name__ == '__main__':
