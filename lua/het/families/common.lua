@@ -7,6 +7,14 @@ local common = {}
 common.activations = { gelu_new = "gelu", gelu_pytorch_tanh = "gelu", gelu_fast = "gelu", gelu = "gelu_exact",
   relu = "relu", silu = "silu", swish = "silu" }
 
+--- The `decoder` of a family: as LLaMA's blocks, but for what differs.
+function common.decoder(differs)
+  local decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
+    qk_norm = "none", eps = 1e-5, rotary = 10000, tied = false }
+  for name, value in pairs(differs) do decoder[name] = value end
+  return decoder
+end
+
 --- Rows one list after the other.
 function common.joined(...)
   local rows = {}

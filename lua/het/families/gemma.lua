@@ -4,8 +4,8 @@ local common = require "het.families.common"
 return {
   architecture = "GemmaForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms_offset", order = "before", gated = true, activation = "gelu", bias = false,
-    mlp_bias = false, qk_norm = "none", eps = 1e-6, rotary = 10000, tied = true, scaled_embedding = true },
+  decoder = common.decoder { norm = "rms_offset", activation = "gelu", eps = 1e-6, tied = true,
+    scaled_embedding = true },
   config = common.joined(common.sizes, common.grouped, common.gemma, {
     -- The first releases say "gelu" and mean the one by tanh.
     { "hidden_act", "activation", values = { gelu = "gelu", gelu_pytorch_tanh = "gelu" },

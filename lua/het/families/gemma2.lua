@@ -6,8 +6,8 @@ local block = "model.layers.%d."
 return {
   architecture = "Gemma2ForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms_offset", order = "both", gated = true, activation = "gelu", bias = false, mlp_bias = false,
-    qk_norm = "none", eps = 1e-6, rotary = 10000, tied = true, scaled_embedding = true, window_every = 2 },
+  decoder = common.decoder { norm = "rms_offset", order = "both", activation = "gelu", eps = 1e-6, tied = true,
+    scaled_embedding = true, window_every = 2 },
   config = common.joined(common.sizes, common.grouped, common.gemma, common.windows, {
     { "final_logit_softcapping", "logit_cap", default = 30, written = common.or_null "logit_cap" },
     { "attn_logit_softcapping", "score_cap", default = 50, written = common.or_null "score_cap" },

@@ -12,9 +12,8 @@ local read_layers = common.read_layers(6)
 return {
   architecture = "Gemma3ForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms_offset", order = "both", gated = true, activation = "gelu", bias = false, mlp_bias = false,
-    qk_norm = "head", eps = 1e-6, rotary = 1000000, local_rotary = 10000, tied = true, scaled_embedding = true,
-    window_every = 6 },
+  decoder = common.decoder { norm = "rms_offset", order = "both", activation = "gelu", qk_norm = "head",
+    eps = 1e-6, rotary = 1000000, local_rotary = 10000, tied = true, scaled_embedding = true, window_every = 6 },
   config = common.joined(common.sizes, common.grouped, common.gemma, common.windows, {
     { "final_logit_softcapping", "logit_cap", written = common.or_null "logit_cap" },
     { "attn_logit_softcapping", "score_cap", written = common.or_null "score_cap" },

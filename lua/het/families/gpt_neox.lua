@@ -7,9 +7,8 @@ local block = "gpt_neox.layers.%d."
 return {
   architecture = "GPTNeoXForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "layer", order = "parallel", parallel = true, gated = false, activation = "gelu_exact",
-    bias = true, out_bias = nil, mlp_bias = true, qk_norm = "none", eps = 1e-5, rotary = 10000, rotary_share = 0.25,
-    tied = false },
+  decoder = common.decoder { norm = "layer", order = "parallel", parallel = true, gated = false,
+    activation = "gelu_exact", bias = true, mlp_bias = true, rotary_share = 0.25 },
   config = common.joined(common.sizes, {
     { "layer_norm_eps", "eps", default = 1e-5 },
     { "tie_word_embeddings", "tied", default = false },

@@ -5,8 +5,7 @@ return {
   architecture = "LlamaForCausalLM",
   constructor = "llama",
   beyond = { "bias", "mlp_bias" },   -- nn.llama has no biases; a model with them is nn.decoder
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "none", eps = 1e-5, rotary = 10000, tied = false },
+  decoder = common.decoder {},
   config = common.joined(common.sizes, common.grouped, common.head_size, {
     { "rms_norm_eps", "eps", default = 1e-6 },
     { "tie_word_embeddings", "tied", default = false },

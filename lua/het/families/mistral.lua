@@ -4,8 +4,7 @@ local common = require "het.families.common"
 return {
   architecture = "MistralForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "none", eps = 1e-6, rotary = 10000, tied = false },
+  decoder = common.decoder { eps = 1e-6 },
   config = common.joined(common.sizes, common.grouped, common.head_size, {
     { "rms_norm_eps", "eps", default = 1e-6 },
     { "tie_word_embeddings", "tied", default = false },

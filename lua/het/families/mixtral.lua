@@ -4,9 +4,7 @@ local common = require "het.families.common"
 return {
   architecture = "MixtralForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "none", eps = 1e-5, rotary = 1000000, tied = false, experts = 8, top = 2, normalised = true,
-    auxiliary = 0 },
+  decoder = common.decoder { rotary = 1000000, experts = 8, top = 2, normalised = true, auxiliary = 0 },
   config = common.joined(common.sizes, common.grouped, common.head_size, {
     { "rms_norm_eps", "eps", default = 1e-5 },
     { "tie_word_embeddings", "tied", default = false },

@@ -4,8 +4,7 @@ local common = require "het.families.common"
 return {
   architecture = "Olmo2ForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "after", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "width", eps = 1e-5, rotary = 10000, tied = false },
+  decoder = common.decoder { order = "after", qk_norm = "width" },
   config = common.joined(common.sizes, common.grouped, {
     { "rms_norm_eps", "eps", default = 1e-5 },
     { "tie_word_embeddings", "tied", default = false },

@@ -5,9 +5,7 @@ local common = require "het.families.common"
 return {
   architecture = "OlmoeForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "width", eps = 1e-5, rotary = 10000, tied = false, experts = 64, top = 8, normalised = false,
-    auxiliary = 0 },
+  decoder = common.decoder { qk_norm = "width", experts = 64, top = 8, normalised = false, auxiliary = 0 },
   config = common.joined(common.sizes, common.grouped, {
     { "rms_norm_eps", "eps", default = 1e-5 },
     { "tie_word_embeddings", "tied", default = false },

@@ -6,8 +6,7 @@ local block = "model.layers.%d."
 return {
   architecture = "Phi3ForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "none", eps = 1e-5, rotary = 10000, tied = false },
+  decoder = common.decoder {},
   config = common.joined(common.sizes, common.grouped, {
     { "rms_norm_eps", "eps", default = 1e-5 },
     { "tie_word_embeddings", "tied", default = false },

@@ -4,8 +4,7 @@ local common = require "het.families.common"
 return {
   architecture = "Qwen3ForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "head", eps = 1e-6, rotary = 10000, tied = false },
+  decoder = common.decoder { qk_norm = "head", eps = 1e-6 },
   config = common.joined(common.sizes, common.grouped, {
     { "head_dim", "head_size", default = 128, written = function(a) return a.head_size or a.width / a.heads end },
     { "rms_norm_eps", "eps", default = 1e-6 },

@@ -12,8 +12,7 @@ end
 return {
   architecture = "Qwen3MoeForCausalLM",
   constructor = "decoder",
-  decoder = { norm = "rms", order = "before", gated = true, activation = "silu", bias = false, mlp_bias = false,
-    qk_norm = "head", eps = 1e-6, rotary = 10000, tied = false, experts = 128, top = 8, normalised = false,
+  decoder = common.decoder { qk_norm = "head", eps = 1e-6, experts = 128, top = 8, normalised = false,
     auxiliary = 0 },
   config = common.joined(sizes, common.grouped, common.head_size, {
     { "rms_norm_eps", "eps", default = 1e-6 },
