@@ -12,7 +12,7 @@ struct BoundOptions {
 
 struct Bound {
   Ticks cost = 0;    // no program costs less
-  ShareRange where;  // shares of which no more is known
+  ShareRange where;  // where the bound is lowest
   int searches = 0;
 };
 

@@ -214,7 +214,7 @@ Answer synthesise(const Request& request) {
     return true;
   };
   for (const Shares& start : starts_of(request)) start_from(start);
-  // Where the bound is far, the shares of which least is known may be better ones.
+  // Where the bound is far, shares from where it is lowest may be better.
   constexpr int kMostTurns = 3;
   constexpr double kFar = 0.01;
   for (int turn = 0; turn < kMostTurns; ++turn) {

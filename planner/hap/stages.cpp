@@ -151,7 +151,7 @@ class Stages {
     return fits;
   }
 
-  // With the largest micro-batches of which there are at least so many.
+  // With the largest micro-batches that make at least so many.
   void add_pipeline(const std::vector<Devices>& grouping, int least) {
     const SizedGraph* found = nullptr;
     for (const SizedGraph& each : request_.graphs)
@@ -198,8 +198,8 @@ class Stages {
     return true;
   }
 
-  // Devices that share layers by the program that suits them; the program is found for all layers, of which
-  // a stage runs its own, and for the largest micro-batches that it is tried with.
+  // Devices that share layers by the program that suits them. It is found for all layers, though the stage
+  // runs some of them, and for the largest micro-batches that it is tried with.
   std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches) {
     Stage stage;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
