@@ -23,7 +23,8 @@ return het.cluster {{ bandwidth = "10.4 Gbit/s", latency = "30 us",
   het.node {{ name = "p", type = "P100", devices = {0}, count = 6 }} }}
 '''
 TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 400
-TRANSFORMER = ['--width=768', '--heads=12', '--layers=12']
+LAYERS = 12
+TRANSFORMER = ['--width=768', '--heads=12', f'--layers={LAYERS}']
 
 
 def workloads(gpus):
@@ -46,83 +47,72 @@ def plan(hetrun, folder, words, gpus):
     return json.loads(done.stdout.splitlines()[-1])['report'], ''
 
 
-def gains(hetrun, given):
-    """What each addition to HAP's published rules gains, alone and beside all others."""
-    found = {}
+def reports(hetrun, given, settings, *options):
+    """(workload, GPUs, layers, what was found) of each setting (GPUs, layers) and workload; what cannot be planned is said."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / 'text.txt').write_text(TEXT)
-        say(f'{"workload":<8} {"GPUs":>4} {"all":>6}  each: alone over the published rules, all over all but it')
-        for gpus in [int(n) for n in given.get('gpus', '8,16,32,64').split(',')]:
+        for gpus, layers in settings:
             (folder / 'cluster.lua').write_text(CLUSTER.format(gpus // 8))
             for workload, words in workloads(gpus).items():
-                if given.get('only', workload) != workload:
+                if given.get('only', workload) != workload or (workload == 'vgg19' and layers != LAYERS):
                     continue
-                report, problem = plan(hetrun, folder, [*words, '--gains'], gpus)
-                if not report:
-                    say(f'{workload:<8} {gpus:>4} {problem}')
-                    continue
-                each = {gain['name']: (gain['published_seconds'] / gain['alone_seconds'], gain['without_seconds'] / gain['all_seconds'])
-                        for gain in report['gains']}
-                every = report['gains'][0]['published_seconds'] / report['gains'][0]['all_seconds']
-                say(f'{workload:<8} {gpus:>4} {every:>6.3f}  '
-                    + '; '.join(f'{name} {alone:.3f} {without:.3f}' for name, (alone, without) in each.items()))
-                found[f'{workload}_{gpus}'] = {'all': every, **{name: list(both) for name, both in each.items()}}
+                words = [word.replace(f'--layers={LAYERS}', f'--layers={layers}') for word in words]
+                report, problem = plan(hetrun, folder, [*words, *options], gpus)
+                if report:
+                    yield workload, gpus, layers, report
+                else:
+                    say(f'{workload:<8} {layers:>6} {gpus:>4} {problem}')
+
+
+def sizes_of(given):
+    return [(int(n), LAYERS) for n in given.get('gpus', '8,16,32,64').split(',')]
+
+
+def gains(hetrun, given):
+    """What each addition to HAP's published rules gains, alone and beside all others."""
+    found = {}
+    say(f'{"workload":<8} {"GPUs":>4} {"all":>6}  each: alone over the published rules, all over all but it')
+    for workload, gpus, _, report in reports(hetrun, given, sizes_of(given), '--gains'):
+        each = {gain['name']: (gain['published_seconds'] / gain['alone_seconds'], gain['without_seconds'] / gain['all_seconds'])
+                for gain in report['gains']}
+        every = report['gains'][0]['published_seconds'] / report['gains'][0]['all_seconds']
+        say(f'{workload:<8} {gpus:>4} {every:>6.3f}  '
+            + '; '.join(f'{name} {alone:.3f} {without:.3f}' for name, (alone, without) in each.items()))
+        found[f'{workload}_{gpus}'] = {'all': every, **{name: list(both) for name, both in each.items()}}
     return {'gains': found}
 
 
 def growth(hetrun, given):
     """Seconds of a search, and of all of them, by depth and by devices."""
     found = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / 'text.txt').write_text(TEXT)
-        say(f'{"workload":<8} {"layers":>6} {"GPUs":>4} {"table":>8} {"search":>8} {"searches":>8} {"all":>8}')
-        for gpus, layers in [(8, 12), (16, 12), (32, 12), (64, 12), (64, 6), (64, 24), (64, 48)]:
-            (folder / 'cluster.lua').write_text(CLUSTER.format(gpus // 8))
-            for workload, words in workloads(gpus).items():
-                if given.get('only', workload) != workload or (workload == 'vgg19' and layers != 12):
-                    continue
-                report, problem = plan(hetrun, folder, [word.replace('--layers=12', f'--layers={layers}') for word in words], gpus)
-                if not report:
-                    say(f'{workload:<8} {layers:>6} {gpus:>4} {problem}')
-                    continue
-                each = report['search_seconds'] / report['searches']
-                say(f'{workload:<8} {layers:>6} {gpus:>4} {report["table_seconds"]:>6.3f} s {each:>6.3f} s {report["searches"]:>8} '
-                    f'{report["search_seconds"]:>6.2f} s')
-                found[f'{workload}_{layers}_{gpus}'] = {'search_seconds': each, 'all_seconds': report['search_seconds']}
+    say(f'{"workload":<8} {"layers":>6} {"GPUs":>4} {"table":>8} {"search":>8} {"searches":>8} {"all":>8}')
+    settings = [(8, 12), (16, 12), (32, 12), (64, 12), (64, 6), (64, 24), (64, 48)]
+    for workload, gpus, layers, report in reports(hetrun, given, settings):
+        each = report['search_seconds'] / report['searches']
+        say(f'{workload:<8} {layers:>6} {gpus:>4} {report["table_seconds"]:>6.3f} s {each:>6.3f} s {report["searches"]:>8} '
+            f'{report["search_seconds"]:>6.2f} s')
+        found[f'{workload}_{layers}_{gpus}'] = {'search_seconds': each, 'all_seconds': report['search_seconds']}
     return {'growth': found}
 
 
 def by_model(hetrun, given):
-    sizes = [int(n) for n in given.get('gpus', '8,16,32,64').split(',')]
     ratios, search, gaps, published = {}, {}, {}, {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        (folder / 'text.txt').write_text(TEXT)
-        say(f'{"workload":<8} {"GPUs":>4} {"step":>9} {"bound":>9} {"gap":>6} {"search":>8}  over the best of even, proportional, '
-            'ZeRO; Megatron; HAP')
-        for gpus in sizes:
-            (folder / 'cluster.lua').write_text(CLUSTER.format(gpus // 8))
-            for workload, words in workloads(gpus).items():
-                if given.get('only', workload) != workload:
-                    continue
-                report, problem = plan(hetrun, folder, words, gpus)
-                if not report:
-                    say(f'{workload:<8} {gpus:>4} {problem}')
-                    continue
-                seconds = {other['name']: other['summed_seconds'] for other in report['baselines'] if other['found']}
-                own = report['summed_seconds']
-                first = min(seconds[n] for n in ('even data parallelism', 'proportional data parallelism', 'ZeRO') if n in seconds)
-                megatron = seconds.get('Megatron tensor parallelism')
-                hap = seconds.get("HAP's published rules")
-                each = report['search_seconds'] / report['searches']
-                say(f'{workload:<8} {gpus:>4} {own * 1e3:>6.1f} ms {report["bound_seconds"] * 1e3:>6.1f} ms {report["gap"]:>6.1%} '
-                    f'{each:>6.3f} s  {first / own:.3f}; {f"{megatron / own:.2f}" if megatron else "cannot"}; {hap / own:.3f}')
-                ratios[f'{workload}_{gpus}'] = first / own
-                published[f'{workload}_{gpus}'] = hap / own
-                search[workload] = max(search.get(workload, 0), each)
-                gaps[workload] = max(gaps.get(workload, 0), report['gap'])
+    say(f'{"workload":<8} {"GPUs":>4} {"step":>9} {"bound":>9} {"gap":>6} {"search":>8}  over the best of even, proportional, '
+        'ZeRO; Megatron; HAP')
+    for workload, gpus, _, report in reports(hetrun, given, sizes_of(given)):
+        seconds = {other['name']: other['summed_seconds'] for other in report['baselines'] if other['found']}
+        own = report['summed_seconds']
+        first = min(seconds[n] for n in ('even data parallelism', 'proportional data parallelism', 'ZeRO') if n in seconds)
+        megatron = seconds.get('Megatron tensor parallelism')
+        hap = seconds.get("HAP's published rules")
+        each = report['search_seconds'] / report['searches']
+        say(f'{workload:<8} {gpus:>4} {own * 1e3:>6.1f} ms {report["bound_seconds"] * 1e3:>6.1f} ms {report["gap"]:>6.1%} '
+            f'{each:>6.3f} s  {first / own:.3f}; {f"{megatron / own:.2f}" if megatron else "cannot"}; {hap / own:.3f}')
+        ratios[f'{workload}_{gpus}'] = first / own
+        published[f'{workload}_{gpus}'] = hap / own
+        search[workload] = max(search.get(workload, 0), each)
+        gaps[workload] = max(gaps.get(workload, 0), report['gap'])
     return {'model_best_ratio': max(ratios.values(), default=0), 'model_worst_ratio': min(ratios.values(), default=0),
             'over_published': published, 'ratios': ratios, 'search_seconds': search, 'bound_gap': gaps}
 
