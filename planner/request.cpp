@@ -8,13 +8,13 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "planner/infinity.h"
 #include "planner/migrate/model_state.h"
 #include "planner/milp.h"
 
 namespace het::planner {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // After a preemption: detect it, plan again, fetch state, repeat the step.
 constexpr double kRecoverySeconds = 120;
 // A linear program's minimum may be too high by the solver's tolerance; a bound must not be.

@@ -94,10 +94,6 @@ bool is_in_memory(const Path& path) {
   return ::statfs(folder_of(path.text).c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
-struct Release {
-  void operator()(std::byte* memory) const { operator delete[](memory, std::align_val_t(kSnapshotPage)); }
-};
-
 class Fetch {
  public:
   Fetch(ExchangeConnection& connection, const std::string& file, const FetchOptions& options)
@@ -237,8 +233,7 @@ class Fetch {
   SnapshotManifest manifest_;
   // Of one chunk: from the socket to here, checked while it is in the cache, then to the file. Receiving into
   // a mapping of the file would save the copy, but faults and clears each page first, which takes longer.
-  std::unique_ptr<std::byte[], Release> buffer_{new (std::align_val_t(kSnapshotPage))
-                                                    std::byte[kSnapshotChunk]};
+  PageMemory buffer_ = page_memory(kSnapshotChunk);
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/visible.h"
+#include "snapshot/capnp_text.h"
 #include "snapshot/exchange.capnp.h"
 
 namespace het {
@@ -20,8 +21,6 @@ template <typename... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
   fail(ErrorKind::peer, "a message {}", fmt::format(format, std::forward<Args>(args)...));
 }
-
-kj::StringPtr text_of(const std::string& text) { return {text.data(), text.size()}; }
 
 std::string text(capnp::Text::Reader from, size_t most) {
   if (from.size() > most) refuse("has a text of {} bytes; {} are allowed", from.size(), most);

@@ -10,6 +10,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <span>
 #include <string>
 
@@ -22,6 +24,15 @@ constexpr int64_t round_up_to_page(int64_t bytes) {
   return (bytes + kSnapshotPage - 1) / kSnapshotPage * kSnapshotPage;
 }
 constexpr int64_t chunks_of(int64_t bytes) { return (bytes + kSnapshotChunk - 1) / kSnapshotChunk; }
+
+// Host memory at a page boundary, for direct I/O.
+struct FreePages {
+  void operator()(std::byte* memory) const { operator delete[](memory, std::align_val_t(kSnapshotPage)); }
+};
+using PageMemory = std::unique_ptr<std::byte[], FreePages>;
+inline PageMemory page_memory(int64_t bytes) {
+  return PageMemory(new (std::align_val_t(kSnapshotPage)) std::byte[static_cast<size_t>(bytes)]);
+}
 
 struct SnapshotHeader {
   int64_t manifest_offset = 0;

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "snapshot/capnp_text.h"
 #include "snapshot/layout.h"
 #include "snapshot/snapshot.capnp.h"
 
@@ -30,7 +31,6 @@ void put_ranges(List list, const TensorSlice& slice) {
 }
 
 // With its length: a text may hold zeros.
-kj::StringPtr text_of(const std::string& text) { return {text.data(), text.size()}; }
 
 unsigned count(size_t size) { return static_cast<unsigned>(size); }
 

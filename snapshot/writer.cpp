@@ -19,15 +19,6 @@
 namespace het {
 namespace {
 
-struct Release {
-  void operator()(std::byte* memory) const { operator delete[](memory, std::align_val_t(kSnapshotPage)); }
-};
-using PageMemory = std::unique_ptr<std::byte[], Release>;
-
-PageMemory page_memory(int64_t bytes) {
-  return PageMemory(new (std::align_val_t(kSnapshotPage)) std::byte[static_cast<size_t>(bytes)]);
-}
-
 // Writes a file from its first page on, in order, on a thread of its own: while one buffer is on its way to
 // the disk, the next is filled.
 class SequentialWriter {

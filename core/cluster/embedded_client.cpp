@@ -111,10 +111,10 @@ std::unique_ptr<Line> same_server(const StoreClientOptions& options, const std::
   return line;
 }
 
-class Watch final : public StoreWatch {
+class EmbeddedWatch final : public StoreWatch {
  public:
-  Watch(std::shared_ptr<const StoreClientOptions> options, std::string instance, std::string prefix,
-        int64_t from)
+  EmbeddedWatch(std::shared_ptr<const StoreClientOptions> options, std::string instance, std::string prefix,
+                int64_t from)
       : options_(std::move(options)),
         instance_(std::move(instance)),
         prefix_(std::move(prefix)),
@@ -259,7 +259,7 @@ class EmbeddedStore final : public Store {
       std::lock_guard lock(mutex_);
       instance = instance_;
     }
-    return std::make_unique<Watch>(options_, std::move(instance), prefix, from);
+    return std::make_unique<EmbeddedWatch>(options_, std::move(instance), prefix, from);
   }
 
  private:

@@ -244,9 +244,9 @@ StoreEntry entry_of(const Json& kv, size_t prefix) {
 
 constexpr milliseconds kQuiet{5'000};  // of a watch, until it asks whether its member is alive
 
-class Watch final : public StoreWatch {
+class EtcdWatch final : public StoreWatch {
  public:
-  Watch(std::shared_ptr<Cluster> cluster, std::string prefix, int64_t from)
+  EtcdWatch(std::shared_ptr<Cluster> cluster, std::string prefix, int64_t from)
       : cluster_(std::move(cluster)), prefix_(std::move(prefix)), next_(from) {
     open();
   }
@@ -416,7 +416,7 @@ class EtcdStore final : public Store {
   }
   std::unique_ptr<StoreWatch> watch(const std::string& prefix, int64_t from) override {
     check_store_prefix(prefix);
-    return std::make_unique<Watch>(cluster_, prefix, from);
+    return std::make_unique<EtcdWatch>(cluster_, prefix, from);
   }
 
  private:

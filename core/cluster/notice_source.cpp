@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/trimmed.h"
 #include "core/base/wall_time.h"
 #include "core/io/json.h"
 
@@ -33,12 +34,6 @@ bool is_plain(std::string_view text) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
            kOther.find(c) != kOther.npos;
   });
-}
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t first = text.find_first_not_of(kSpace);
-  return first == text.npos ? "" : text.substr(first, text.find_last_not_of(kSpace) - first + 1);
 }
 
 bool is_same_name(std::string_view a, std::string_view b) {

@@ -3,19 +3,13 @@
 #include <sys/stat.h>
 
 #include "core/base/error.h"
+#include "core/base/trimmed.h"
 #include "core/io/file.h"
 
 namespace het {
 namespace {
 
 constexpr const char* kMakeOne = "make one with: openssl rand -hex 32";
-
-std::string trimmed(std::string text) {
-  constexpr const char* kSpace = " \t\r\n";
-  text.erase(text.find_last_not_of(kSpace) + 1);
-  text.erase(0, text.find_first_not_of(kSpace));
-  return text;
-}
 
 }  // namespace
 

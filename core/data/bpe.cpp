@@ -14,7 +14,6 @@ namespace het {
 namespace {
 
 // A word in the making takes some 50 times its bytes.
-constexpr size_t kMostWord = size_t{64} << 20;
 
 class BpeTokenizer final : public Tokenizer {
  public:

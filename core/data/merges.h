@@ -9,6 +9,9 @@
 
 namespace het {
 
+// Bytes of a word that is split into symbols.
+inline constexpr size_t kMostWord = size_t{64} << 20;
+
 class Merges {
  public:
   // In the order of the list. Of equal pairs the first counts.

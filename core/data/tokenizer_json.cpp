@@ -21,7 +21,6 @@ namespace {
 
 constexpr int64_t kMostIds = int64_t{1} << 24;
 // A word in the making takes some 50 times its bytes.
-constexpr size_t kMostWord = size_t{64} << 20;
 
 // --- reading the file
 

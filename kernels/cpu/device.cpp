@@ -12,48 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "core/base/error.h"
 #include "core/base/memory.h"
 #include "core/base/nearest.h"
 #include "core/tensor/tensor.h"
+#include "kernels/cpu/supported.h"
 #include "kernels/cpu/table.h"
 
 namespace het {
 namespace {
-
-#if defined(__x86_64__)
-// Tiles are state that Linux keeps for a process once it has asked (Documentation/arch/x86/xstate.rst).
-bool grants_tiles() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-#endif
-
-bool supported(std::string_view set) {
-  if (set == "generic") return true;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                  __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
-                  __builtin_cpu_supports("movbe");
-  if (set == "v3") return v3;
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  if (set == "v4") return v4;
-  const bool v4_bf16 = v4 && __builtin_cpu_supports("avx512bf16");
-  if (set == "v4_bf16" || set == "v4_dot") return v4_bf16;
-  if (set == "v4_amx")
-    return v4_bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-           grants_tiles();
-#endif
-  return false;
-}
 
 // The blocks that a device has handed out and that live. Memory outlives the device when state does: it is
 // shared.
@@ -174,13 +141,20 @@ class CpuDevice final : public Device {
 std::vector<std::string> cpu_instruction_sets() {
   std::vector<std::string> names;
   for (const auto& set : cpu::instruction_sets())
-    if (supported(set.name)) names.emplace_back(set.name);
+    if (cpu::supported(set.name)) names.emplace_back(set.name);
   return names;
 }
 
 std::string cpu_instruction_set() {
   const char* wanted = std::getenv("HETRUN_INSTRUCTION_SET");
-  return wanted == nullptr || *wanted == '\0' ? cpu_instruction_sets().front() : wanted;
+  if (wanted != nullptr && *wanted != '\0') return wanted;
+  const std::vector<std::string> usable = cpu_instruction_sets();
+  if (usable.empty())
+    fail_environment(
+        "this build has kernels for {} alone, which this processor does not run; `./dev build` makes one for "
+        "all processors",
+        cpu::instruction_sets().front().name);
+  return usable.front();
 }
 
 std::shared_ptr<Device> make_cpu_device(std::string_view wanted, int sharing) {
@@ -189,7 +163,7 @@ std::shared_ptr<Device> make_cpu_device(std::string_view wanted, int sharing) {
   const char* const source = wanted.empty() ? "HETRUN_INSTRUCTION_SET: " : "";  // the best one never fails
   for (const auto& set : cpu::instruction_sets()) {
     if (set.name != name) continue;
-    if (!supported(name))
+    if (!cpu::supported(name))
       fail_environment("{}this processor cannot run instruction set '{}'; it can run: {}", source, name,
                        fmt::join(cpu_instruction_sets(), ", "));
     return std::make_shared<CpuDevice>(set, sharing);

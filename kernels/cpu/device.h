@@ -16,6 +16,7 @@ namespace het {
 std::vector<std::string> cpu_instruction_sets();
 
 // The set for devices that ask for none: what HETRUN_INSTRUCTION_SET says, else the first.
+// Throws Error(environment) where this build has none for this processor.
 std::string cpu_instruction_set();
 
 // Kernels for the named instruction set ("generic", "v3", "v4", "v4_bf16", "v4_dot", "v4_amx"), or for

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -15,11 +14,10 @@
 #include "planner/autohet/limits.h"
 #include "planner/autohet/search.h"
 #include "planner/autohet/stages.h"
+#include "planner/infinity.h"
 
 namespace het::planner {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using namespace limits::anneal;
 

@@ -1,7 +1,6 @@
 #include "planner/autohet/joint.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <numeric>
 #include <string>
@@ -10,11 +9,10 @@
 #include "planner/autohet/balance.h"
 #include "planner/autohet/drafts.h"
 #include "planner/autohet/limits.h"
+#include "planner/infinity.h"
 
 namespace het::planner {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using namespace limits::joint;
 

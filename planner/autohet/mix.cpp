@@ -1,7 +1,6 @@
 #include "planner/autohet/mix.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -9,11 +8,10 @@
 
 #include "planner/autohet/balance.h"
 #include "planner/autohet/limits.h"
+#include "planner/infinity.h"
 
 namespace het::planner {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using namespace limits::mix;
 

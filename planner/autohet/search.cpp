@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -19,11 +18,10 @@
 #include "planner/autohet/joint.h"
 #include "planner/autohet/limits.h"
 #include "planner/autohet/local_search.h"
+#include "planner/infinity.h"
 
 namespace het::planner {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using namespace limits::search;
 

@@ -1,14 +1,12 @@
 #include "planner/autohet/stages.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "planner/autohet/limits.h"
+#include "planner/infinity.h"
 
 namespace het::planner {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using namespace limits::stages;
 

@@ -1,17 +1,16 @@
 #include "planner/migrate/state_migration.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 
 #include "core/base/error.h"
 #include "core/plan/inventory.h"
+#include "planner/infinity.h"
 #include "planner/migrate/holdings.h"
 
 namespace het::planner {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kMatched = 96;          // hosts of one node: up to here they are matched exactly
 constexpr size_t kMostSlices = 500'000;  // that are kept from layout to layout
 

@@ -5,17 +5,12 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/base/trimmed.h"
 #include "core/base/visible.h"
 #include "core/io/file.h"
 
 namespace het {
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r";
-  const size_t begin = text.find_first_not_of(kSpace);
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
-}
 
 std::string value_of(const EnvironmentLookup& environment, const std::string& name) {
   return environment(name).value_or("");

@@ -8,6 +8,7 @@
 #include <curl/curl.h>
 
 #include "core/base/error.h"
+#include "core/base/trimmed.h"
 
 namespace het {
 namespace {
@@ -24,11 +25,6 @@ struct Receiving {
   size_t header_bytes = 0;
   const char* refused = nullptr;  // why the rest was not taken
 };
-
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
 
 size_t take_header(const char* data, size_t size, size_t count, void* to) {
   auto& receiving = *static_cast<Receiving*>(to);

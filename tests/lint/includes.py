@@ -18,7 +18,7 @@ MAY_INCLUDE = {
 }
 # Third-party headers and the files that may include them: few, so that a library can be replaced.
 MAY_SEE = {
-    "nlohmann/": {"core/io/json.h"},
+    "nlohmann/": {"core/io/json.h", "lua/precompiled.h"},
     "sentencepiece": {"core/data/sentencepiece.cpp"},
     "CLI/": {"lua/cli.cpp"},
     "openssl/": {"core/net/proof.cpp", "core/base/base64.cpp"},
@@ -27,7 +27,7 @@ MAY_SEE = {
     "lua.hpp": {"lua/bind.h"},
     "omp.h": {"core/base/parallel.cpp"},
     "capnp/": {"snapshot/exchange_protocol.cpp", "snapshot/manifest.cpp"},
-    "kj/": {"snapshot/exchange_protocol.cpp", "snapshot/manifest.cpp"},
+    "kj/": {"snapshot/capnp_text.h", "snapshot/exchange_protocol.cpp", "snapshot/manifest.cpp"},
     "glpk.h": {"planner/milp.cpp"},
     "cublasLt.h": {"kernels/cuda/gemm.cpp"},
 }

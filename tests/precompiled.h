@@ -1,0 +1,4 @@
+// As core/precompiled.h, with the test framework.
+#include <catch2/catch.hpp>
+
+#include "core/precompiled.h"
