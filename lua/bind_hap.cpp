@@ -3,6 +3,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 
 #include "core/base/elapsed.h"
@@ -70,6 +71,7 @@ Json json_of(const Report& report) {
                         {"step_seconds", report.simulated_seconds},
                         {"exposed_seconds", report.exposed_seconds},
                         {"chosen", report.chosen},
+                        {"too_large", report.too_large},
                         {"summed_seconds", report.seconds},
                         {"compute_seconds", report.compute_seconds},
                         {"communication_seconds", report.communication_seconds},
@@ -213,53 +215,167 @@ int begin_stages(lua_State* L) {
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 
-// A table of the devices, by pipeline and stage.
-std::string text_of(const planner::ProgramsTime& time, const Plan& plan,
-                    const planner::hap::DeviceGroup& group) {
+// A rank of a plan with what it takes, in the order of ranks.
+struct RankUse {
+  std::string device, type;
+  size_t pipeline = 0, stage = 0;
+  double part = 1;                   // of what its stage cuts
+  std::vector<const Stage*> stages;  // several where they are interleaved
+  planner::ProgramUse use;
+};
+
+std::vector<RankUse> ranks_of(const planner::ProgramsTime& time, const Plan& plan,
+                              const planner::hap::DeviceGroup& group) {
   std::map<std::string, const planner::hap::Device*> devices;
   for (const planner::hap::Device& device : group.devices()) devices[device.name] = &device;
-  std::string text = fmt::format("{:<16} {:<16} {:<8} {:>10} {:>10} {:>10} {:>10}\n", "device", "type",
-                                 "layers", "memory", "free", "computes", "waits");
-  size_t rank = 0;
-  std::set<std::string> listed;
-  for (size_t p = 0; p < plan.pipelines.size(); ++p) {
-    if (plan.pipelines.size() > 1) text += fmt::format("pipeline {}\n", p + 1);
-    for (const Stage& stage : plan.pipelines[p].stages)
-      for (const std::string& name : stage.devices) {
-        if (!listed.insert(name).second) continue;  // interleaved: a device of several stages
-        const planner::ProgramUse& use = time.ranks[rank++];
-        text += fmt::format("{:<16} {:<16} {:<8} {:>10} {:>10} {:>10} {:>10}\n", name, devices.at(name)->type,
-                            fmt::format("{}-{}", stage.first_layer, stage.first_layer + stage.layers - 1),
-                            show_bytes(use.memory_bytes),
-                            show_bytes(std::max(0.0, use.limit_bytes - use.memory_bytes)),
-                            show_seconds(use.compute_seconds), show_seconds(use.exposed_seconds));
+  std::vector<RankUse> ranks;
+  std::map<std::string, size_t> known;
+  for (size_t p = 0; p < plan.pipelines.size(); ++p)
+    for (size_t s = 0; s < plan.pipelines[p].stages.size(); ++s) {
+      const Stage& stage = plan.pipelines[p].stages[s];
+      const StageCut cut = cut_of(plan, stage);
+      for (size_t d = 0; d < stage.devices.size(); ++d) {
+        const auto [place, fresh] = known.emplace(stage.devices[d], ranks.size());
+        if (fresh) {
+          double part = 1.0 / static_cast<double>(stage.devices.size());
+          if (cut.axes.size() == 1) {
+            const Shares& shares = cut.axes[0].shares;
+            part = static_cast<double>(shares[d]) /
+                   static_cast<double>(std::accumulate(shares.begin(), shares.end(), int64_t{0}));
+          }
+          ranks.push_back({stage.devices[d],
+                           devices.at(stage.devices[d])->type,
+                           p,
+                           s,
+                           part,
+                           {},
+                           time.ranks[ranks.size()]});
+        }
+        ranks[place->second].stages.push_back(&stage);
       }
+    }
+  return ranks;
+}
+
+// A table of the devices, by pipeline and stage.
+std::string text_of(const planner::ProgramsTime& time, const Plan& plan, const std::vector<RankUse>& ranks) {
+  std::string text = fmt::format("{:<16} {:<16} {:<8} {:>7} {:>10} {:>10} {:>10} {:>10}\n", "device", "type",
+                                 "layers", "share", "memory", "free", "computes", "waits");
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankUse& rank = ranks[r];
+    if (plan.pipelines.size() > 1 && (r == 0 || ranks[r - 1].pipeline != rank.pipeline))
+      text += fmt::format("pipeline {}\n", rank.pipeline + 1);
+    const Stage& stage = *rank.stages[0];
+    text +=
+        fmt::format("{:<16} {:<16} {:<8} {:>5.1f} % {:>10} {:>10} {:>10} {:>10}\n", rank.device, rank.type,
+                    fmt::format("{}-{}", stage.first_layer, stage.first_layer + stage.layers - 1),
+                    100 * rank.part, show_bytes(rank.use.memory_bytes),
+                    show_bytes(std::max(0.0, rank.use.limit_bytes - rank.use.memory_bytes)),
+                    show_seconds(rank.use.compute_seconds), show_seconds(rank.use.exposed_seconds));
   }
   return text +
          fmt::format("step {}, simulated from the programs of all ranks\n", show_seconds(time.seconds));
 }
 
-// graph of a micro-batch, {cluster, plan}: a step of any plan, sharding programs included, at once.
+Json json_of(const std::vector<RankUse>& ranks, double step_seconds) {
+  Json::array_t list;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankUse& rank = ranks[r];
+    Json::array_t chunks;
+    int layers = 0;
+    for (const Stage* stage : rank.stages) {
+      chunks.push_back(Json::object_t{
+          {"first_layer", stage->first_layer}, {"layers", stage->layers}, {"recompute", stage->recompute}});
+      layers += stage->layers;
+    }
+    list.push_back(Json::object_t{{"device", rank.device},
+                                  {"type", rank.type},
+                                  {"rank", r},
+                                  {"pipeline", rank.pipeline + 1},
+                                  {"stage", rank.stage + 1},
+                                  {"layers", layers},
+                                  {"chunks", std::move(chunks)},
+                                  {"share", rank.part},
+                                  {"memory_bytes", rank.use.memory_bytes},
+                                  {"free_bytes", rank.use.limit_bytes - rank.use.memory_bytes},
+                                  {"busy_share", rank.use.compute_seconds / step_seconds},
+                                  {"compute_seconds", rank.use.compute_seconds},
+                                  {"exposed_seconds", rank.use.exposed_seconds},
+                                  {"why", fmt::format("{:.1f} % of what is cut; waits {}", 100 * rank.part,
+                                                      show_seconds(rank.use.exposed_seconds))}});
+  }
+  return list;
+}
+
+// What a page says an event is, of those that simulations of layers have, and exchanges of activations.
+std::string_view kind_of(const planner::ProgramEvent& event) {
+  if (!event.is_exchange) return name_of(event.phase);
+  if (event.what == "send" || event.what == "receive") return "send";
+  if (event.what == "all_to_all") return "exchange";
+  return event.what == "all_gather" || event.what == "broadcast" ? "gather" : "reduce";
+}
+
+Json json_of(const std::vector<planner::ProgramEvent>& events, const std::vector<RankUse>& ranks,
+             const Graph& graph) {
+  Json::array_t list;
+  for (const planner::ProgramEvent& event : events) {
+    const RankUse& rank = ranks[static_cast<size_t>(event.rank)];
+    std::string name = event.what;
+    if (event.layer >= 0) name += " of " + graph.layers[static_cast<size_t>(event.layer)].name;
+    if (event.microbatch >= 0) name += fmt::format(", micro-batch {}", event.microbatch + 1);
+    list.push_back(Json::object_t{{"kind", std::string(kind_of(event))},
+                                  {"name", std::move(name)},
+                                  {"rank", event.rank},
+                                  {"pipeline", rank.pipeline + 1},
+                                  {"stage", rank.stage + 1},
+                                  {"wire", event.is_exchange},
+                                  {"start", event.start},
+                                  {"end", event.end}});
+  }
+  return list;
+}
+
+// graph of a micro-batch, {cluster, plan, events}: a step of any plan, sharding programs included, at once.
 int simulate_programs_of(lua_State* L) {
   const Graph graph = prune(check_object<GraphHandle>(L, 1)->graph);
   luaL_checktype(L, 2, LUA_TTABLE);
-  const planner::hap::DeviceGroup group(cluster_of(L, 2, "this cannot be simulated"), precision_of(graph));
+  const planner::Cluster cluster = cluster_of(L, 2, "this cannot be simulated");
+  const planner::hap::DeviceGroup group(cluster, precision_of(graph));
   const Plan plan = plan_of(L, 2, graph);
-  const planner::ProgramsTime time = planner::simulate_plan(graph, plan, group);
-  Json::array_t ranks;
-  double over = 0;
-  for (const planner::ProgramUse& use : time.ranks) {
-    over = std::max(over, use.memory_bytes - use.limit_bytes);
-    ranks.push_back(Json::object_t{{"compute_seconds", use.compute_seconds},
-                                   {"exposed_seconds", use.exposed_seconds},
-                                   {"memory_bytes", use.memory_bytes},
-                                   {"limit_bytes", use.limit_bytes}});
+  const bool events = field<bool>(L, 2, "events").value_or(false);
+  const planner::ProgramsTime time = planner::simulate_plan(graph, plan, group, events);
+  const std::vector<RankUse> ranks = ranks_of(time, plan, group);
+  double over = 0, exposed = 0, longest = 0;
+  std::set<std::string> used;
+  for (const RankUse& rank : ranks) {
+    over = std::max(over, rank.use.memory_bytes - rank.use.limit_bytes);
+    if (rank.use.compute_seconds > longest) {
+      longest = rank.use.compute_seconds;
+      exposed = rank.use.exposed_seconds;
+    }
+    used.insert(rank.device);
   }
+  Json::array_t idle, layers;
+  for (const planner::hap::Device& device : group.devices())
+    if (used.count(device.name) == 0) idle.push_back(device.name);
+  for (const Layer& layer : graph.layers) layers.push_back(Json::object_t{{"name", layer.name}});
+  double parameters = 0;
+  for (const Value& value : graph.values)
+    if (value.role == Role::parameter) parameters += static_cast<double>(value.type.elements());
   Json result =
       Json::object_t{{"feasible", true},
-                     {"text", text_of(time, plan, group)},
+                     {"text", text_of(time, plan, ranks)},
                      {"lua", to_lua(plan)},
-                     {"report", Json::object_t{{"step_seconds", time.seconds}, {"ranks", std::move(ranks)}}}};
+                     {"plan", plan_json(plan)},
+                     {"cluster", cluster_json(cluster)},
+                     {"model", Json::object_t{{"precision", std::string(name_of(precision_of(graph)))},
+                                              {"parameters", parameters},
+                                              {"layers", std::move(layers)}}},
+                     {"report", Json::object_t{{"step_seconds", time.seconds},
+                                               {"exposed_seconds", exposed},
+                                               {"devices", json_of(ranks, time.seconds)},
+                                               {"idle", std::move(idle)}}}};
+  if (events) result["events"] = json_of(time.events, ranks, graph);
   if (over > 0) result["over_bytes"] = over;
   push_json(L, result);
   return 1;

@@ -22,6 +22,52 @@
 
 namespace het::lua {
 
+Json plan_json(const Plan& plan) {
+  Json::array_t pipelines;
+  for (const Pipeline& pipeline : plan.pipelines) {
+    Json::array_t stages;
+    for (const Stage& stage : pipeline.stages) {
+      Json::array_t devices(stage.devices.begin(), stage.devices.end());
+      const Shares shares = tensor_shares(plan, stage);
+      stages.push_back(Json::object_t{{"devices", std::move(devices)},
+                                      {"shares", Json::array_t(shares.begin(), shares.end())},
+                                      {"first_layer", stage.first_layer},
+                                      {"layers", stage.layers},
+                                      {"recompute", stage.recompute},
+                                      {"optimizer_share", stage.optimizer_share}});
+    }
+    pipelines.push_back(
+        Json::object_t{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
+  }
+  return Json::object_t{{"tensor", plan.tensor},
+                        {"microbatch", plan.microbatch},
+                        {"schedule", std::string(name_of(plan.schedule))},
+                        {"chunks", plan.chunks},
+                        {"warmup", plan.warmup},
+                        {"sharded_optimizer", plan.sharded_optimizer},
+                        {"pipelines", std::move(pipelines)}};
+}
+
+Json cluster_json(const planner::Cluster& cluster) {
+  const auto link = [](const Link& of) {
+    return Json::object_t{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};
+  };
+  Json::array_t nodes;
+  for (size_t n = 0; n < cluster.nodes.size(); ++n) {
+    const planner::Machine& node = cluster.nodes[n];
+    nodes.push_back(
+        Json::object_t{{"hosts", Json::array_t(node.hosts.begin(), node.hosts.end())},
+                       {"type", node.type},
+                       {"devices", node.devices},
+                       {"zone", node.zone},
+                       {"memory_bytes", planner::type_of(cluster, static_cast<int>(n)).memory_bytes},
+                       {"inside", link(planner::inside_link(cluster, static_cast<int>(n)))},
+                       {"price_per_hour", node.price_per_hour},
+                       {"preemptions_per_hour", node.preemptions_per_hour}});
+  }
+  return Json::object_t{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
+}
+
 namespace {
 
 using planner::Cluster;
@@ -127,32 +173,6 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
     }
   };
   return request;
-}
-
-Json json_of(const Plan& plan) {
-  Json::array_t pipelines;
-  for (const Pipeline& pipeline : plan.pipelines) {
-    Json::array_t stages;
-    for (const Stage& stage : pipeline.stages) {
-      Json::array_t devices(stage.devices.begin(), stage.devices.end());
-      const Shares shares = tensor_shares(plan, stage);
-      stages.push_back(Json::object_t{{"devices", std::move(devices)},
-                                      {"shares", Json::array_t(shares.begin(), shares.end())},
-                                      {"first_layer", stage.first_layer},
-                                      {"layers", stage.layers},
-                                      {"recompute", stage.recompute},
-                                      {"optimizer_share", stage.optimizer_share}});
-    }
-    pipelines.push_back(
-        Json::object_t{{"microbatches", pipeline.microbatches}, {"stages", std::move(stages)}});
-  }
-  return Json::object_t{{"tensor", plan.tensor},
-                        {"microbatch", plan.microbatch},
-                        {"schedule", std::string(name_of(plan.schedule))},
-                        {"chunks", plan.chunks},
-                        {"warmup", plan.warmup},
-                        {"sharded_optimizer", plan.sharded_optimizer},
-                        {"pipelines", std::move(pipelines)}};
 }
 
 Json json_of(const planner::Replanned& moved) {
@@ -269,27 +289,6 @@ Json json_of(const planner::Model& model, const Graph& graph) {
                         {"kinds", std::move(kinds)}};
 }
 
-// What was planned for: its nodes, and the link of all zones without one of their own.
-Json json_of(const Cluster& cluster) {
-  const auto link = [](const Link& of) {
-    return Json::object_t{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};
-  };
-  Json::array_t nodes;
-  for (size_t n = 0; n < cluster.nodes.size(); ++n) {
-    const planner::Machine& node = cluster.nodes[n];
-    nodes.push_back(
-        Json::object_t{{"hosts", Json::array_t(node.hosts.begin(), node.hosts.end())},
-                       {"type", node.type},
-                       {"devices", node.devices},
-                       {"zone", node.zone},
-                       {"memory_bytes", planner::type_of(cluster, static_cast<int>(n)).memory_bytes},
-                       {"inside", link(planner::inside_link(cluster, static_cast<int>(n)))},
-                       {"price_per_hour", node.price_per_hour},
-                       {"preemptions_per_hour", node.preemptions_per_hour}});
-  }
-  return Json::object_t{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
-}
-
 // The answer to a request: its report as text and data, the plan as data and as Lua, the events of a step.
 Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
   Json answer = Json::object_t{{"feasible", planned.feasible},
@@ -305,9 +304,9 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   answer["lua"] = to_lua(planned.plan);
   answer["origin"] = planned.best.origin;
   answer["simulations"] = planned.simulations;
-  answer["plan"] = json_of(planned.plan);
+  answer["plan"] = plan_json(planned.plan);
   answer["report"] = json_of(report);
-  answer["cluster"] = json_of(request.cluster);
+  answer["cluster"] = cluster_json(request.cluster);
   if (events) {
     planner::SimulateOptions options;
     options.events = true;
@@ -327,7 +326,7 @@ Json json_of(const planner::Fallback& fallback) {
       {"problems", Json::array_t(fallback.planned.problems.begin(), fallback.planned.problems.end())}};
   if (fallback.planned.feasible) {
     entry["lua"] = to_lua(fallback.planned.plan);
-    entry["plan"] = json_of(fallback.planned.plan);
+    entry["plan"] = plan_json(fallback.planned.plan);
     entry["report"] = json_of(planner::explain(fallback.request, fallback.planned));
   }
   return entry;

@@ -70,7 +70,8 @@ double balanced_seconds(const DeviceGroup& group, const Work& work, int64_t unit
 Ticks ticks_of(double seconds) { return static_cast<Ticks>(std::llround(seconds * 1e12)); }
 double seconds_of(Ticks ticks) { return static_cast<double>(ticks) * 1e-12; }
 
-ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches)
+ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches,
+                             bool prices_memory)
     : table_(table),
       graph_(table.graph()),
       group_(group),
@@ -99,6 +100,7 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
                                          graph_.nodes[static_cast<size_t>(producer)].phase == node.phase;
     }
   }
+  if (prices_memory) find_held();
   Keys keys;
   for (size_t i = 0; i < graph_.values.size(); ++i) {
     const Value& value = graph_.values[i];
@@ -114,6 +116,7 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
       key.push_back(std::ssize(list));
       key.insert(key.end(), list.begin(), list.end());
     };
+    if (prices_memory) key.push_back(std::bit_cast<int64_t>(held_bytes_[i]));
     add(value.type.shape);
     for (const Placement& placement : table.placements(static_cast<ValueId>(i))) {
       key.push_back(static_cast<int64_t>(placement.kind));
@@ -145,6 +148,68 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     }
     node_classes_.push_back(keys.number(key));
   }
+}
+
+// State, and what is made in one phase and read in a later one. Of an optimizer's state only with its
+// parameter.
+void ShardingCosts::find_held() {
+  held_bytes_.assign(graph_.values.size(), 0);
+  const auto bytes = [&](ValueId id) { return static_cast<double>(graph_.type(id).bytes()); };
+  for (size_t i = 0; i < graph_.values.size(); ++i)
+    if (graph_.values[i].role == Role::parameter) held_bytes_[i] = bytes(static_cast<ValueId>(i));
+  for (const Node& node : graph_.nodes) {
+    ValueId parameter = kAbsent;
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent) continue;
+      const Value& value = graph_.values[static_cast<size_t>(id)];
+      if (node.phase == Phase::update && value.role == Role::parameter) parameter = id;
+      if (value.producer >= 0 && graph_.nodes[static_cast<size_t>(value.producer)].phase < node.phase)
+        held_bytes_[static_cast<size_t>(id)] = bytes(id);
+    }
+    for (const ValueId id : node.inputs)
+      if (parameter != kAbsent && id != kAbsent &&
+          graph_.values[static_cast<size_t>(id)].role == Role::buffer)
+        held_bytes_[static_cast<size_t>(parameter)] += bytes(id);
+  }
+}
+
+void ShardingCosts::set_memory_prices(std::vector<double> prices) {
+  HET_REQUIRE(prices.empty() || (!held_bytes_.empty() && std::ssize(prices) == group_.kinds()),
+              prices.size());
+  memory_prices_ = std::move(prices);
+}
+
+Ticks ShardingCosts::held(ValueId id, PlacementId lies, const MaybeShares& shares) const {
+  if (memory_prices_.empty() || !shares) return 0;
+  return held_ticks(held_bytes_[static_cast<size_t>(id)], table_.placements(id)[lies], *shares);
+}
+
+Ticks ShardingCosts::held_copy(ValueId id, PlacementId lies, const MaybeShares& shares) const {
+  if (memory_prices_.empty() || !shares || !runs_once(id)) return 0;
+  return held_ticks(static_cast<double>(graph_.type(id).bytes()), table_.placements(id)[lies], *shares);
+}
+
+Ticks ShardingCosts::held_ticks(double bytes, const Placement& placement, const Shares& shares) const {
+  double price = 0;
+  if (!placement.is_sharded()) {
+    for (const double each : memory_prices_) price += each;
+  } else {
+    const std::vector<double> parts = fractions(placement.axis, shares);
+    std::vector<double> most(memory_prices_.size(), 0);
+    for (int d = 0; d < group_.size(); ++d) {
+      double& part = most[static_cast<size_t>(group_.kind_of(d))];
+      part = std::max(part, parts[static_cast<size_t>(d)]);
+    }
+    for (size_t kind = 0; kind < most.size(); ++kind) price += memory_prices_[kind] * most[kind];
+  }
+  return std::llround(price * bytes);
+}
+
+double ShardingCosts::cut_bytes(const ShardingProgram& program) const {
+  double bytes = 0;
+  for (size_t i = 0; i < held_bytes_.size(); ++i)
+    if (table_.placements(static_cast<ValueId>(i))[program.values[i]].is_sharded()) bytes += held_bytes_[i];
+  return bytes;
 }
 
 NodeSharding ShardingCosts::way(NodeId node, int number) const {

@@ -35,8 +35,10 @@ struct Work {
 // Costs of one table's graph on one group with one mesh axis. Keeps all its arguments by reference.
 class ShardingCosts {
  public:
-  // `microbatches`: how often a step runs what is not of the update phase.
-  ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches);
+  // `microbatches`: how often a step runs what is not of the update phase. `prices_memory`: values that are
+  // held from one phase to another are apart from others, for set_memory_prices().
+  ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches,
+                bool prices_memory = false);
 
   const PlacementTable& table() const { return table_; }
   const DeviceGroup& group() const { return group_; }
@@ -46,6 +48,17 @@ class ShardingCosts {
   // least any weighted mean. With a weight in [0, 1] sums of partial gradients to whole ones count so much of
   // their time, and the backward pass the rest of its; 1 and 1 without, one after the other.
   void set_overlap(std::optional<double> weight);
+
+  // What it counts, in picoseconds, that a device of a kind holds a byte: of state, or of what one phase
+  // leaves to a later one. Programs that hold less may then count less; their costs are still their seconds.
+  // By kind; empty: nothing. Not for bounds.
+  void set_memory_prices(std::vector<double> prices);
+  // Of one value that lies so; of a parameter with the optimizer's state that lies as it does.
+  Ticks held(ValueId id, PlacementId lies, const MaybeShares& shares) const;
+  // Of what a value is converted to: of state, and of what follows from state alone, that is once for a step.
+  Ticks held_copy(ValueId id, PlacementId lies, const MaybeShares& shares) const;
+  // Bytes of what devices hold by parts: each has its part of these.
+  double cut_bytes(const ShardingProgram& program) const;
 
   const ShareRange& range() const { return range_; }
   void set_range(ShareRange range);
@@ -95,9 +108,13 @@ class ShardingCosts {
   int64_t backward_weight_ = kWhole, sums_weight_ = kWhole;  // of kWhole
   static constexpr int64_t kWhole = 1000;
   std::vector<int> node_classes_, value_classes_;
-  std::vector<bool> of_state_;  // values: from state alone, made once a step
-  std::vector<bool> joined_;    // values: between two elementwise nodes that run as one
-  MaybeShares known_shares_;    // of the tables below
+  std::vector<bool> of_state_;         // values: from state alone, made once a step
+  std::vector<bool> joined_;           // values: between two elementwise nodes that run as one
+  std::vector<double> held_bytes_;     // of values, when they lie whole; empty: memory has no price
+  std::vector<double> memory_prices_;  // by kind
+  void find_held();
+  Ticks held_ticks(double bytes, const Placement& placement, const Shares& shares) const;
+  MaybeShares known_shares_;  // of the tables below
   bool known_ = false;
   std::map<std::pair<int, int>, Ticks> node_table_;
   std::map<std::tuple<int, PlacementId, PlacementId>, Ticks> conversion_table_;

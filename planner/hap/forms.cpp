@@ -12,15 +12,23 @@ ValueCosts::ValueCosts(ShardingCosts& costs, const MaybeShares& shares, ValueId 
   if (producer >= 0)
     producer_phase_ = static_cast<int>(table.graph().nodes[static_cast<size_t>(producer)].phase);
   const size_t count = std::min(placements.size(), kMostPlacements);
-  for (size_t p = 0; p < count; ++p) fills_.push_back(costs.fills(id, static_cast<PlacementId>(p), shares));
+  for (size_t p = 0; p < count; ++p) {
+    fills_.push_back(costs.fills(id, static_cast<PlacementId>(p), shares));
+    held_.push_back(fills_[p] ? costs.held(id, static_cast<PlacementId>(p), shares) : 0);
+  }
   for (size_t from = 0; from < count; ++from) {
     Forms whole = 0;
     for (size_t to = 0; to < count; ++to) {
-      for (size_t phase = 0; phase < kPhases; ++phase)
-        to_.push_back(fills_[from] && fills_[to]
-                          ? costs.conversion(id, static_cast<PlacementId>(from), static_cast<PlacementId>(to),
-                                             static_cast<Phase>(phase), shares)
-                          : kNever);
+      for (size_t phase = 0; phase < kPhases; ++phase) {
+        Ticks ticks = kNever;
+        if (fills_[from] && fills_[to])
+          ticks = costs.conversion(id, static_cast<PlacementId>(from), static_cast<PlacementId>(to),
+                                   static_cast<Phase>(phase), shares);
+        // An update's copies are gone after it.
+        if (from != to && ticks < kNever && static_cast<Phase>(phase) != Phase::update)
+          ticks += costs.held_copy(id, static_cast<PlacementId>(to), shares);
+        to_.push_back(ticks);
+      }
       const bool alike = from > kPartial && to > kPartial && placements[from].dim == placements[to].dim;
       if (to != from && (to == kReplicated || alike)) whole |= form(static_cast<PlacementId>(to));
     }
@@ -64,6 +72,11 @@ Needs ValueCosts::as_paid(PlacementId made, const Needs& needs) const {
 }
 
 Ticks ValueCosts::cost(PlacementId made, const Needs& needs) const {
+  const Ticks all = converted(made, needs);
+  return all >= kNever ? kNever : all + held_[made];
+}
+
+Ticks ValueCosts::converted(PlacementId made, const Needs& needs) const {
   const Needs asked = as_paid(made, needs);
   const Forms all = all_of(asked);
   if (all == 0) return 0;
@@ -125,7 +138,7 @@ Ticks ValueCosts::most_over(PlacementId a, const Needs& a_needs, PlacementId b, 
   const auto paid = [&](PlacementId made, Forms forms, size_t phase) {
     return made == kReplicated ? 0 : each(made, forms, phase);
   };
-  Ticks sum = 0;
+  Ticks sum = held_[a] - held_[b];
   for (size_t phase = 0; phase < kPhases; ++phase) {
     Ticks most = -kNever;
     for (Forms some = more[phase];; some = static_cast<Forms>((some - 1) & more[phase])) {
@@ -152,7 +165,7 @@ Ticks ValueCosts::most_over_partial(const Needs& a, const Needs& b, const Needs&
     Needs rest{};
     for (size_t phase = 1; phase < kPhases; ++phase)
       rest[phase] = own[phase] & static_cast<Forms>(~other[phase]);
-    return cost(kPartial, rest);
+    return converted(kPartial, rest);
   }
   Ticks most = -kNever;
   for (Forms some = more[1];; some = static_cast<Forms>((some - 1) & more[1])) {

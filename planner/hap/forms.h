@@ -23,10 +23,11 @@ inline Needs united(const Needs& a, const Needs& b) {
 class ValueCosts {
  public:
   ValueCosts(ShardingCosts& costs, const MaybeShares& shares, ValueId id);
-  // All that is needed of a value that is made so; kNever: it cannot be. Where it is made whole in a phase,
-  // its parts are cut from that; it is, when that costs less. Sharded ones are gathered for an update in the
-  // phase that makes them, as phase_of_conversion() says; `needs` are by the phase that uses them. Needs
-  // together cost no more than apart, and no less than some of them.
+  // All that is needed of a value that is made so, and what holding it counts (ShardingCosts::held); kNever:
+  // it cannot be. Where it is made whole in a phase, its parts are cut from that; it is, when that costs
+  // less. Sharded ones are gathered for an update in the phase that makes them, as phase_of_conversion()
+  // says; `needs` are by the phase that uses them. Needs together cost no more than apart, and no less than
+  // some of them.
   Ticks cost(PlacementId made, const Needs& needs) const;
   // The same needs, or others that cost as much, now and with any more of `left`.
   Needs simplest(PlacementId made, Needs needs, const Needs& left) const;
@@ -42,12 +43,14 @@ class ValueCosts {
   Ticks one(PlacementId from, size_t to, size_t phase) const {
     return to_[(from * fills_.size() + to) * kPhases + phase];
   }
+  Ticks converted(PlacementId made, const Needs& needs) const;
   Ticks each(PlacementId from, Forms forms, size_t phase) const;
   Ticks each_of(PlacementId from, Forms forms, size_t phase) const;
   Needs as_paid(PlacementId made, const Needs& needs) const;
   Ticks most_over_partial(const Needs& a, const Needs& b, const Needs& left) const;
 
   std::vector<Ticks> to_;     // [made][to][phase]
+  std::vector<Ticks> held_;   // by how it is made
   std::vector<Forms> whole_;  // by how it is made: what makes it whole
   std::vector<bool> fills_;   // by placement
   std::vector<Ticks> each_;   // [made][phase][forms]; empty where there are many placements

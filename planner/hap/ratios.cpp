@@ -45,7 +45,7 @@ Shares simplified(Shares shares) {
 
 class RatioProgram {
  public:
-  RatioProgram(ShardingCosts& costs, const ShardingProgram& program)
+  RatioProgram(ShardingCosts& costs, const ShardingProgram& program, const std::vector<double>& most)
       : costs_(costs), group_(costs.group()), program_(program) {
     for (int device = 0; device < group_.size(); ++device) {
       const auto kind = static_cast<size_t>(group_.kind_of(device));
@@ -55,7 +55,7 @@ class RatioProgram {
     Row all;
     for (size_t kind = 0; kind < counts_.size(); ++kind) {
       Variable part;
-      part.upper = 1;
+      part.upper = most.empty() ? 1 : most[kind];
       parts_.push_back(linear_.add(part));
       all.terms.emplace_back(parts_.back(), counts_[kind]);
     }
@@ -160,8 +160,8 @@ class RatioProgram {
 
 }  // namespace
 
-Shares best_shares(ShardingCosts& costs, const ShardingProgram& program) {
-  const std::vector<double> parts = RatioProgram(costs, program).run();
+Shares best_shares(ShardingCosts& costs, const ShardingProgram& program, const std::vector<double>& most) {
+  const std::vector<double> parts = RatioProgram(costs, program, most).run();
   if (parts.empty()) return program.shares;
   std::map<int64_t, double> flops;  // by units of the axis that is cut
   for (size_t n = 0; n < program.nodes.size(); ++n) {
@@ -171,10 +171,11 @@ Shares best_shares(ShardingCosts& costs, const ShardingProgram& program) {
     flops[costs.table().axes()[static_cast<size_t>(way.axis)].units] +=
         costs.work(node, costs.way_number(node, way)).flops * costs.runs(node);
   }
-  const auto most = std::max_element(flops.begin(), flops.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto longest = std::max_element(flops.begin(), flops.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
   constexpr int64_t kMostUnits = 4096;  // of an axis with more, parts of that
-  return simplified(rounded(parts, most == flops.end() ? kMostUnits : std::min(most->first, kMostUnits)));
+  return simplified(
+      rounded(parts, longest == flops.end() ? kMostUnits : std::min(longest->first, kMostUnits)));
 }
 
 Shares even_shares(const DeviceGroup& group) { return Shares(static_cast<size_t>(group.size()), 1); }

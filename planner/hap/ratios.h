@@ -7,7 +7,9 @@ namespace het::planner::hap {
 
 // Shares under which the program takes least, as whole units of the axis that most of its work is cut along.
 // Only a candidate: units are rounded, and exchanges between different dimensions count as they are now.
-Shares best_shares(ShardingCosts& costs, const ShardingProgram& program);
+// `most`: the part of a device of each kind at most, where its memory has room for no more; empty: any.
+Shares best_shares(ShardingCosts& costs, const ShardingProgram& program,
+                   const std::vector<double>& most = {});
 
 // Shares as the devices' f32 rates, as whole numbers.
 Shares proportional_shares(const DeviceGroup& group);

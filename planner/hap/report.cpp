@@ -10,6 +10,7 @@
 #include "core/base/units.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
+#include "planner/hap/fitting.h"
 #include "planner/hap/forms.h"
 #include "planner/simulate/programs.h"
 
@@ -136,6 +137,15 @@ double exposed_in(const ProgramsTime& time) {
   return longest->exposed_seconds;
 }
 
+std::string too_large(const ProgramsTime& time, const DeviceGroup& group) {
+  size_t most = 0;
+  const auto lacks = [&](size_t d) { return time.ranks[d].memory_bytes - time.ranks[d].limit_bytes; };
+  for (size_t d = 0; d < time.ranks.size(); ++d)
+    if (lacks(d) > lacks(most)) most = d;
+  return fmt::format("the fastest program, {} a step, lacks {} on {}", show_seconds(time.seconds),
+                     show_bytes(lacks(most)), group.devices()[most].name);
+}
+
 }  // namespace
 
 Report report_of(const Request& request, const Answer& answer, bool with_published) {
@@ -155,6 +165,11 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     report.exposed_seconds = exposed_in(its);
     time = std::move(its);
   };
+  if (!time.fits()) {
+    report.too_large = too_large(time, *request.group);
+    if (auto fitting = fit(request, best.program, time))
+      take(fitting->made, fitting->plan, std::move(fitting->time), "");
+  }
   for (const Synthesised& each : answer.overlapping) {
     const Plan plan = to_plan(request, each.program);
     take(each, plan, simulate_plan(request.table->graph(), plan, *request.group), "");
@@ -208,6 +223,7 @@ std::string to_text(const Report& report) {
       fmt::format("a step takes {}, {} of it exposed communication", show_seconds(report.simulated_seconds),
                   show_seconds(report.exposed_seconds));
   if (!report.chosen.empty()) text += fmt::format("; it is {}", report.chosen);
+  if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
   text += fmt::format("\nwithout overlap {}: {} of computing, {} of communication\n",
                       show_seconds(report.seconds), show_seconds(report.compute_seconds),
                       show_seconds(report.communication_seconds));

@@ -44,6 +44,7 @@ struct Report {
   std::vector<Compared> baselines;
   Plan plan;                     // what is best when it is run
   std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
+  std::string too_large;         // why the fastest program was not taken, a sentence; empty: it fits
   double simulated_seconds = 0;  // of it
   double exposed_seconds = 0;    // of these, that the rank which computes longest waits for others
   // One after the other.
@@ -56,8 +57,9 @@ struct Report {
 };
 
 // With the plan of the least simulated step among the answer's and the baselines', of those that fit if any
-// does. Throws Error(usage) where no program can be run. `with_published`: HAP's
-// published rules too, whose search takes as long as the answer's.
+// does; where the answer's best does not, also one that holds less (fitting.h). Throws Error(usage) where no
+// program can be run. `with_published`: HAP's published rules too, whose search takes as long as the
+// answer's.
 Report report_of(const Request& request, const Answer& answer, bool with_published);
 std::string to_text(const Report& report);
 

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
+#include "planner/hap/fitting.h"
 #include "planner/hap/ratios.h"
 #include "planner/simulate/programs.h"
 
@@ -142,12 +143,17 @@ class Stages {
   bool add_whole(const SizedGraph& sized, int microbatches) {
     const Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
     bool fits = false;
-    for (const Synthesised& each : programs_to_try(request, true)) {
-      const Plan plan = to_plan(request, each.program);
-      if (!judge(plan, sized, microbatches)) continue;
+    const auto add = [&](const Plan& plan) {
+      if (!judge(plan, sized, microbatches)) return;
       fits |= answer_.candidates.back().fits;
       answer_.cuts_state |= !plan.sharding->axes[0].sharding->state.empty();
-    }
+    };
+    const std::vector<Synthesised> programs = programs_to_try(request, true);
+    for (const Synthesised& each : programs) add(to_plan(request, each.program));
+    if (fits || programs.empty()) return fits;
+    const auto time = simulate(*sized.graph, to_plan(request, programs[0].program));
+    if (const auto fitting = time ? fit(request, programs[0].program, *time) : std::nullopt)
+      add(fitting->plan);
     return fits;
   }
 

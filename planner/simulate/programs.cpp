@@ -30,17 +30,22 @@ struct Operation {
   std::vector<int> ranks;
   std::vector<double> started, finished;  // by member; < 0: not yet
   std::vector<CollectiveRequest> requests;
+  std::vector<const Instruction*> starts;
   int queue = 0;
   bool is_ready() const {
     return finished[0] < 0 && std::all_of(started.begin(), started.end(), [](double t) { return t >= 0; });
   }
 };
 
-class Simulation {
+class ProgramsSimulation {
  public:
-  Simulation(const std::vector<const Program*>& programs, const std::vector<hap::Device>& devices,
-             const WireTimeOf& wire_time)
-      : programs_(programs), devices_(devices), wire_time_(wire_time), ranks_(programs.size()) {}
+  ProgramsSimulation(const std::vector<const Program*>& programs, const std::vector<hap::Device>& devices,
+                     const WireTimeOf& wire_time, bool with_events)
+      : programs_(programs),
+        devices_(devices),
+        wire_time_(wire_time),
+        with_events_(with_events),
+        ranks_(programs.size()) {}
 
   ProgramsTime run() {
     while (true) {
@@ -66,6 +71,11 @@ class Simulation {
       time.ranks.push_back({rank.compute, rank.exposed, 0, 0});
     }
     time.seconds -= first_ends_;
+    for (ProgramEvent& event : events_) {
+      event.start = std::max(0.0, event.start - first_ends_);
+      event.end -= first_ends_;
+      if (event.end > event.start) time.events.push_back(std::move(event));
+    }
     return time;
   }
 
@@ -118,6 +128,7 @@ class Simulation {
     Rank& rank = ranks_[static_cast<size_t>(r)];
     if (const auto* compute = std::get_if<Compute>(&instruction)) {
       const double seconds = seconds_of(*compute, devices_[static_cast<size_t>(r)]);
+      note(r, instruction, rank.clock, rank.clock + seconds);
       rank.clock += seconds;
       rank.compute += seconds;
     } else if (const auto* start = std::get_if<Start>(&instruction)) {
@@ -130,6 +141,21 @@ class Simulation {
       rank.clock = std::max(rank.clock, finished);
     }
     return true;
+  }
+
+  // Of the step that counts.
+  void note(int r, const Instruction& instruction, double start, double end) {
+    if (!with_events_ || ranks_[static_cast<size_t>(r)].step + 1 < kSteps) return;
+    ProgramEvent event{r, title_of(instruction), Phase::forward, -1, -1, false, start, end};
+    const auto place = [&](const auto& of, bool is_exchange) {
+      event.phase = of.phase;
+      event.layer = of.layer;
+      event.microbatch = of.microbatch;
+      event.is_exchange = is_exchange;
+    };
+    if (const auto* compute = std::get_if<Compute>(&instruction)) place(*compute, false);
+    if (const auto* begun = std::get_if<Start>(&instruction)) place(*begun, true);
+    events_.push_back(std::move(event));
   }
 
   void begin(int r, const Start& start) {
@@ -153,7 +179,8 @@ class Simulation {
     if (fresh) {
       operations_.push_back({members, std::vector<double>(members.size(), -1),
                              std::vector<double>(members.size(), -1),
-                             std::vector<CollectiveRequest>(members.size()), queue});
+                             std::vector<CollectiveRequest>(members.size()),
+                             std::vector<const Instruction*>(members.size()), queue});
       open_.push_back(entry->second);
     }
     Operation& operation = operations_[static_cast<size_t>(entry->second)];
@@ -162,6 +189,7 @@ class Simulation {
     const auto member = static_cast<size_t>(place - members.begin());
     operation.started[member] = rank.clock;
     operation.requests[member] = request;
+    operation.starts[member] = &programs_[static_cast<size_t>(r)]->instructions[rank.next];
     rank.operation_of[static_cast<int>(rank.next)] = {entry->second, member};
   }
 
@@ -172,13 +200,16 @@ class Simulation {
       Rank& rank = ranks_[static_cast<size_t>(r)];
       operation.finished[m] = rank.ways.use(operation.requests[m].kind, arrived, time.busy) + time.latency;
       queue_free_[{operation.queue, r}] = operation.finished[m];
+      note(r, *operation.starts[m], operation.finished[m] - time.busy - time.latency, operation.finished[m]);
     }
   }
 
   const std::vector<const Program*>& programs_;
   const std::vector<hap::Device>& devices_;
   const WireTimeOf& wire_time_;
+  const bool with_events_;
   std::vector<Rank> ranks_;
+  std::vector<ProgramEvent> events_;
   std::vector<Operation> operations_;
   double first_ends_ = 0;
   std::vector<int> open_;                                                      // not finished
@@ -199,12 +230,14 @@ bool is_better(const ProgramsTime& time, const ProgramsTime& other) {
 }
 
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
-                               const std::vector<hap::Device>& devices, const WireTimeOf& wire_time) {
+                               const std::vector<hap::Device>& devices, const WireTimeOf& wire_time,
+                               bool with_events) {
   HET_REQUIRE(programs.size() == devices.size(), programs.size(), devices.size());
-  return Simulation(programs, devices, wire_time).run();
+  return ProgramsSimulation(programs, devices, wire_time, with_events).run();
 }
 
-ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group) {
+ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
+                           bool with_events) {
   std::map<std::string, int> numbers;
   for (int d = 0; d < group.size(); ++d) numbers[group.devices()[static_cast<size_t>(d)].name] = d;
   std::vector<int> places;  // in the group, by rank
@@ -232,13 +265,14 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
     made = lower_all(graph, plan, true);
     for (const Program& program : made) programs.push_back(&program);
   }
-  ProgramsTime time = simulate_programs(programs, devices,
-                                        [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
-                                          std::vector<int> members;
-                                          for (const int rank : ranks)
-                                            members.push_back(places[static_cast<size_t>(rank)]);
-                                          return group.wire_time(request, members);
-                                        });
+  ProgramsTime time = simulate_programs(
+      programs, devices,
+      [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
+        std::vector<int> members;
+        for (const int rank : ranks) members.push_back(places[static_cast<size_t>(rank)]);
+        return group.wire_time(request, members);
+      },
+      with_events);
   for (size_t r = 0; r < devices.size(); ++r) {
     time.ranks[r].memory_bytes = static_cast<double>(memory_of(*programs[r]).total());
     time.ranks[r].limit_bytes = devices[r].memory_bytes;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/comm/steps.h"
@@ -27,10 +28,21 @@ struct ProgramUse {
   double memory_bytes = 0, limit_bytes = 0;
 };
 
+// A stretch of the step on one rank: it computes, or bytes of a collective or a message are on its ways.
+struct ProgramEvent {
+  int rank = 0;
+  std::string what;  // "linear", "all_reduce"
+  Phase phase = Phase::forward;
+  int layer = -1, microbatch = -1;
+  bool is_exchange = false;
+  double start = 0, end = 0;  // seconds; what reaches into the step from the one before begins at 0
+};
+
 struct ProgramsTime {
   double seconds = 0;  // from the end of one step to the end of the next
   std::vector<ProgramUse> ranks;
-  bool fits() const;  // every rank's program on its device
+  std::vector<ProgramEvent> events;  // of that step, where they are asked for
+  bool fits() const;                 // every rank's program on its device
 };
 // Fits where the other does not, or else is faster.
 bool is_better(const ProgramsTime& time, const ProgramsTime& other);
@@ -38,10 +50,12 @@ bool is_better(const ProgramsTime& time, const ProgramsTime& other);
 // Programs and devices by rank; ranks whose parts are alike may have one program. Throws Error(bug) for
 // programs that cannot run together (verify_together).
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
-                               const std::vector<hap::Device>& devices, const WireTimeOf& wire_time);
+                               const std::vector<hap::Device>& devices, const WireTimeOf& wire_time,
+                               bool with_events = false);
 
 // The programs of a plan's ranks for a graph of one micro-batch, as they are run (fused). Throws Error(usage)
 // for a plan that cannot be run, or that names a device which the group has not.
-ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group);
+ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
+                           bool with_events = false);
 
 }  // namespace het::planner

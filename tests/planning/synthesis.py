@@ -1,4 +1,5 @@
 """Sharding programs that are synthesised: what is printed, that they train, and what is refused."""
+import json
 import unittest
 
 from case import Case
@@ -88,11 +89,27 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.recipe(report['lua'])
         answer = self.json_of('simulate', 'small.lua', '--cluster=fast.lua')
         self.assertAlmostEqual(answer['report']['step_seconds'], report['report']['step_seconds'], delta=1e-9)
-        self.assertEqual(len(answer['report']['ranks']), 3)
+        devices = answer['report']['devices']
+        self.assertEqual([device['device'] for device in devices], ['a:0', 'b:0', 'b:1'])
+        self.assertAlmostEqual(sum(device['share'] for device in devices), 1, delta=1e-9)
         text = self.hetrun('simulate', 'small.lua', '--cluster=fast.lua')[0]
         for part in ('b:1', 'computes', 'waits', 'simulated from the programs of all ranks'):
             self.assertIn(part, text)
-        self.assertIn('does not take --html', self.refused('simulate', 'small.lua', '--cluster=fast.lua', '--html=x.html'))
+        self.hetrun('simulate', 'small.lua', '--cluster=fast.lua', '--html=simulated.html', '--trace=trace.json')
+        page = (self.folder / 'simulated.html').read_text()
+        self.assertEqual((page.count('class="row"'), page.count('class="bar"')), (3, 3))
+        for words in ('linear of blocks.0', 'of what is cut; waits', 'Simulated from the programs of all ranks', 'sharding = '):
+            self.assertIn(words, page)
+        self.assertNotIn('nil', page)
+        events = json.loads((self.folder / 'trace.json').read_text())['traceEvents']
+        ends = [event['ts'] + event['dur'] for event in events]
+        self.assertAlmostEqual(max(ends), 1e6 * answer['report']['step_seconds'], delta=1)
+        for rank in range(3):
+            computed = sum(event['dur'] for event in events if event['tid'] == 2 * rank)
+            self.assertAlmostEqual(computed, 1e6 * devices[rank]['compute_seconds'], delta=1)
+        self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', '--html=planned.html')
+        drawn = (self.folder / 'planned.html').read_text()
+        self.assertEqual(drawn[drawn.index('<h2>Cluster'):], page[page.index('<h2>Cluster'):])
         (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('"b"', '"c"'))
         self.assertIn("the plan names 'b:0'; the cluster has no such device", self.refused('simulate', 'small.lua', '--cluster=fast.lua'))
 

@@ -197,7 +197,8 @@ function planning.policies()
   return names
 end
 
--- Looks for a sharding program: of the whole batch at once, or, where that does not fit, of parts of it.
+-- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
+-- as they gain.
 -- Returns two functions, as planning.begin.
 local function begin_hap(run, cluster, given)
   local batch = run.arguments.batch
@@ -211,13 +212,17 @@ local function begin_hap(run, cluster, given)
   end
   local planned = begin()
   local function wait()
-    local answer = planned:wait()
-    while not answer.feasible and not given.microbatch and microbatch % 2 == 0 do
+    local best
+    while true do
+      local answer = planned:wait()
+      local gains = not best or not best.feasible
+        or answer.feasible and answer.report.step_seconds < 0.99 * best.report.step_seconds
+      if gains then best = answer end
+      local fits = best.feasible and best.report.too_large == ""
+      if fits or best.feasible and not gains or given.microbatch or microbatch % 2 ~= 0 then return best end
       microbatch = microbatch / 2
       planned = begin()
-      answer = planned:wait()
     end
-    return answer
   end
   return wait, function() return planned:done() end
 end
@@ -226,8 +231,7 @@ end
 -- as plans for losses, needs no layer times of such programs.
 local function tries_programs(given)
   return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not given.profile
-    and not given.old and not given.fallbacks and not given.html and not given.trace
-    and not given.quick and not text.contains(given.without or {}, programs)
+    and not given.old and not given.fallbacks and not given.quick and not text.contains(given.without or {}, programs)
 end
 
 -- Sizes of micro-batches that divide the batch: the plan's, and the batch or also its halves.
@@ -352,12 +356,13 @@ function planning.group_of(plan, event)
   return (event.stage - 1) % (#plan.pipelines[event.pipeline].stages / plan.chunks) + 1
 end
 
+-- A process for each pipeline; in it each group of devices has two threads, the second for what is on its links.
 local function write_trace(path, answer)
   local events = {}
   for _, event in ipairs(answer.events) do
-    events[#events + 1] = { name = ("%s %d"):format(event.kind, event.item), ph = "X", pid = event.pipeline,
-      tid = planning.group_of(answer.plan, event) * 2
-        + ((event.kind == "send" or event.kind == "reduce" or event.kind == "gather") and 1 or 0),
+    local wire = event.wire or event.kind == "send" or event.kind == "reduce" or event.kind == "gather"
+    events[#events + 1] = { name = event.name or ("%s %d"):format(event.kind, event.item), ph = "X",
+      pid = event.pipeline, tid = (event.rank or planning.group_of(answer.plan, event)) * 2 + (wire and 1 or 0),
       ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6, cat = event.kind }
   end
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
@@ -382,14 +387,23 @@ function planning.text_of(answer)
     .. (answer.fallbacks_text ~= "" and answer.fallbacks_text or "none: nothing is left after any loss\n")
 end
 
-local function report(answer, given, title)
+-- A step of a plan from the programs of all its ranks; with events when a page or a trace is wanted.
+local function simulated_programs(run, cluster, plan, given)
+  local answer = native.simulate_programs((run:graph_of_sample(plan.microbatch)),
+    { cluster = cluster, plan = plan, events = given.html ~= nil or given.trace ~= nil })
+  answer.model.name = planning.name_of(run)
+  return answer
+end
+
+-- What is printed and written of an answer. `drawn`: what the page and the trace show.
+local function report(answer, given, title, drawn)
   if given.profile and not native.settings.quiet then tell_unmeasured(answer.report) end
   if given.html then
-    native.write_text(given.html, require("het.plan.page").html(title, answer))
+    native.write_text(given.html, require("het.plan.page").html(title, drawn))
     if not native.settings.quiet then native.write("stderr", ("drawn: %s\n"):format(given.html)) end
   end
   if given.trace then
-    write_trace(given.trace, answer)
+    write_trace(given.trace, drawn)
     if not native.settings.quiet then native.write("stderr", ("trace: %s\n"):format(given.trace)) end
   end
   if given.lua then
@@ -436,7 +450,7 @@ local function take_options(command, try)
     try(errors.usage, "--gains is for --policy=hap; other policies have no such rules")
   end
   if given.policy == "hap" then
-    for _, option in ipairs { "old", "near", "fallbacks", "profile", "html", "trace" } do
+    for _, option in ipairs { "old", "near", "fallbacks", "profile" } do
       if given[option] then try(errors.usage, "--policy=hap does not take --%s", option) end
     end
     if given.objective and given.objective ~= "time" then
@@ -502,7 +516,12 @@ function planning.plan(program, ...)
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
   end
-  report(answer, given, "plan of " .. ((...)))
+  -- A plan with sharding programs is drawn from these.
+  local drawn = answer
+  if (given.html or given.trace) and (answer.origin == "hap" or answer.pipelines_lua) then
+    drawn = simulated_programs(run, cluster, (planning.from_lua(answer.lua)), given)
+  end
+  report(answer, given, "plan of " .. ((...)), drawn)
   return 0
 end
 
@@ -525,11 +544,8 @@ function planning.simulate(program, ...)
   if not run then return cluster end
   local answer
   if has_sharding(given.plan) then
-    for _, option in ipairs { "profile", "html", "trace" } do
-      if given[option] then errors.usage("hetrun simulate does not take --%s for a plan with `sharding`", option) end
-    end
-    answer = native.simulate_programs((run:graph_of_sample(given.plan.microbatch)),
-      { cluster = cluster, plan = given.plan })
+    if given.profile then errors.usage("hetrun simulate does not take --profile for a plan with `sharding`") end
+    answer = simulated_programs(run, cluster, given.plan, given)
   else
     local graph, request = request_of(run, cluster, given)
     request.plan = given.plan
@@ -543,7 +559,7 @@ function planning.simulate(program, ...)
       .. "is said\n")
   end
   given.lua = nil
-  report(answer, given, "simulation of " .. ((...)))
+  report(answer, given, "simulation of " .. ((...)), answer)
   return 0
 end
 

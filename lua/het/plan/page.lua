@@ -10,10 +10,10 @@ local page = {}
 local style = [[
 :root { --ink: #1c2430; --soft: #5b6675; --line: #d6dbe2; --back: #ffffff; --panel: #f5f7fa;
   --forward: #3b76c4; --backward: #d98032; --weight: #e9b872; --send: #7a68b8; --reduce: #2f9484; --gather: #2f9484;
-  --update: #8a94a3; --used: #3b76c4; --over: #c43c3c; --tone: 34% 47%; }
+  --exchange: #b0589a; --update: #8a94a3; --used: #3b76c4; --over: #c43c3c; --tone: 34% 47%; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e9f0; --soft: #9aa6b6; --line: #36404d; --back: #14181e;
   --panel: #1c222b; --forward: #5c96e0; --backward: #e39550; --weight: #b98a4c; --send: #9d8cd9; --reduce: #4fb5a4;
-  --gather: #4fb5a4; --update: #76818f; --used: #5c96e0; --tone: 30% 45%; } }
+  --gather: #4fb5a4; --exchange: #c97bb5; --update: #76818f; --used: #5c96e0; --tone: 30% 45%; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1160px; margin: 0 auto; padding: 28px 24px 56px; }
@@ -29,7 +29,7 @@ p { margin: 0 0 10px; color: var(--soft); }
 svg .soft { fill: var(--soft); } svg .grid { stroke: var(--line); }
 .forward { fill: var(--forward); } .backward { fill: var(--backward); } .weight { fill: var(--weight); }
 .send { fill: var(--send); } .reduce { fill: var(--reduce); } .gather { fill: var(--gather); }
-  .update { fill: var(--update); }
+  .exchange { fill: var(--exchange); } .update { fill: var(--update); }
 .legend { display: flex; flex-wrap: wrap; gap: 6px 18px; color: var(--soft); font-size: 13px; margin: 6px 0 0; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -71,9 +71,9 @@ end
 local kinds = { -- as the simulator names them, with what the legend says
   { "forward", "forward" }, { "backward", "backward" }, { "weight gradient", "backward of weights, put off" },
   { "send", "between stages" }, { "reduce", "gradients summed" }, { "update", "update" },
-  { "gather", "parameters shared" },
+  { "gather", "parameters shared" }, { "exchange", "activations exchanged" },
 }
-local on_wire = { send = true, reduce = true, gather = true }
+local on_wire = { send = true, reduce = true, gather = true, exchange = true }
 
 -- Above so many rows pipelines that are alike share theirs, and charts are drawn without a word for every block.
 local most_rows = 64
@@ -121,14 +121,20 @@ local function signature(pipeline, rows)
   return table.concat(parts, " ")
 end
 
+-- The row of a device or an event. Devices that share layers by a sharding program have a row each.
+local function key_of(plan, of)
+  return of.rank and ("rank %d"):format(of.rank)
+    or ("%d/%d"):format(of.pipeline, of.start and planning.group_of(plan, of) or of.stage)
+end
+
 -- Groups of devices of the report, a row each: { pipeline, stage, names, device, pipelines }. `pipelines`: the numbers
 -- of those that share the row; it shows the first.
 local function rows_of(answer)
   local all, by_pipeline, by_key = {}, {}, {}
   for _, device in ipairs(answer.report.devices) do
-    local key = device.pipeline .. "/" .. device.stage
+    local key = key_of(answer.plan, device)
     if not by_key[key] then
-      local row = { pipeline = device.pipeline, stage = device.stage, names = {}, device = device,
+      local row = { key = key, pipeline = device.pipeline, stage = device.stage, names = {}, device = device,
         pipelines = { device.pipeline } }
       by_key[key], all[#all + 1] = row, row
       by_pipeline[device.pipeline] = by_pipeline[device.pipeline] or {}
@@ -173,8 +179,9 @@ end
 -- Rectangles of one lane, each with what it is.
 local function lane(events, scale, left, top, height, parts)
   each_block(events, scale, 0.4, function(first, last)
-    local label = first == last and ("%s of %s %d"):format(first.kind, on_wire[first.kind] and first.kind ~= "send"
-      and "layer" or "micro-batch", first.item) or first.kind
+    local label = first ~= last and first.kind or first.name and escape(first.name)
+      or ("%s of %s %d"):format(first.kind, on_wire[first.kind] and first.kind ~= "send" and "layer" or "micro-batch",
+        first.item)
     parts[#parts + 1] = ('<rect class="%s" x="%.2f" y="%d" width="%.2f" height="%d"><title>%s, %s to %s</title></rect>')
       :format(first.kind, left + first.start * scale, top, math.max((last["end"] - first.start) * scale, 0.3), height,
         label, escape(native.show_seconds(first.start)), escape(native.show_seconds(last["end"])))
@@ -199,9 +206,9 @@ end
 
 local function gantt(answer, rows)
   local drawn, by, blocks = math.min(#rows, most_drawn), {}, 0
-  for i = 1, drawn do by[rows[i].pipeline .. "/" .. rows[i].stage] = { compute = {}, wire = {} } end
+  for i = 1, drawn do by[rows[i].key] = { compute = {}, wire = {} } end
   for _, event in ipairs(answer.events) do
-    local lanes = by[event.pipeline .. "/" .. planning.group_of(answer.plan, event)]
+    local lanes = by[key_of(answer.plan, event)]
     if lanes then
       blocks = blocks + 1
       table.insert(on_wire[event.kind] and lanes.wire or lanes.compute, event)
@@ -222,7 +229,7 @@ local function gantt(answer, rows)
   end
   for i = 1, drawn do
     local row, top = rows[i], 22 + (i - 1) * row_height
-    local lanes = by[row.pipeline .. "/" .. row.stage]
+    local lanes = by[row.key]
     local name, whose = escape(joined(row.names)), escape(("%s, %s"):format(row.device.type, pipelines_of(row)))
     parts[#parts + 1] = ('<g class="row"><rect class="pipeline" style="%s" x="0" y="%d" width="4" height="%d" rx="2"/>')
       :format(hue(row.pipeline), top + 3, row_height - 10)
@@ -263,12 +270,14 @@ end
 local function figures(report)
   local list = {
     { native.show_seconds(report.step_seconds), "a step" },
-    { text.count(report.tokens_per_second), "tokens a second" },
-    { ("%.1f %%"):format(100 * report.bubble), "bubble" },
     { native.show_seconds(report.exposed_seconds), "exposed communication" },
-    { ("%.1f %%"):format(100 * report.gap), "above what no plan can beat" },
   }
-  if report.price_per_hour > 0 then
+  if report.bubble then   -- a simulation of layers
+    table.insert(list, 2, { text.count(report.tokens_per_second), "tokens a second" })
+    table.insert(list, 3, { ("%.1f %%"):format(100 * report.bubble), "bubble" })
+    list[#list + 1] = { ("%.1f %%"):format(100 * report.gap), "above what no plan can beat" }
+  end
+  if (report.price_per_hour or 0) > 0 then
     list[#list + 1] = { ("%.2f"):format(report.price_per_hour), "an hour" }
     list[#list + 1] = { ("%.2f"):format(report.price_per_billion_tokens), "for a billion tokens" }
   end
@@ -282,7 +291,7 @@ end
 -- What is hardly meant as it was asked.
 local function notes(answer)
   local parts = {}
-  for i, note in ipairs(answer.notes) do parts[i] = ('<p class="note">Note: %s.</p>'):format(escape(note)) end
+  for i, note in ipairs(answer.notes or {}) do parts[i] = ('<p class="note">Note: %s.</p>'):format(escape(note)) end
   return table.concat(parts)
 end
 
@@ -329,7 +338,7 @@ local function links(answer, zones)
     several[zone.name] = #zone.hosts > 1
     if several[zone.name] then left = left + 1 end
   end
-  for _, link in ipairs(answer.report.links) do
+  for _, link in ipairs(answer.report.links or {}) do
     add(zone_name(link.from), zone_name(link.to), link, link.source)
     if link.from ~= link.to or several[link.from] then left = left - 1 end
   end
@@ -476,9 +485,16 @@ local function fallbacks(answer)
     .. "</tbody></table>\n"
 end
 
+-- Where the seconds come from.
+local function times_of(report)
+  if not report.layers_measured then return "Simulated from the programs of all ranks, instruction by instruction." end
+  return ("Layer times: %d measured, %d interpolated, %d extrapolated, %d estimated from data sheets."):format(
+    report.layers_measured, report.layers_interpolated, report.layers_extrapolated, report.layers_estimated)
+end
+
 --- The page.
 -- @string title
--- @tparam table answer what native.plan gives, with events
+-- @tparam table answer what native.plan or native.simulate_programs gives, with events
 function page.html(title, answer)
   local report, model = answer.report, answer.model
   local rows = rows_of(answer)
@@ -486,10 +502,8 @@ function page.html(title, answer)
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
     ("<title>%s</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n"):format(escape(title), style),
-    ("<h1>%s</h1>\n<p>%s: %s parameters in %d layers, %s. Layer times: %d measured, %d interpolated, "
-      .. "%d extrapolated, %d estimated from data sheets.</p>\n"):format(escape(title), escape(model.name),
-      escape(text.count(model.parameters)), #model.layers, escape(model.precision), report.layers_measured,
-      report.layers_interpolated, report.layers_extrapolated, report.layers_estimated),
+    ("<h1>%s</h1>\n<p>%s: %s parameters in %d layers, %s. %s</p>\n"):format(escape(title), escape(model.name),
+      escape(text.count(model.parameters)), #model.layers, escape(model.precision), times_of(report)),
     figures(report), notes(answer),
     "\n<h2>Cluster</h2>\n", cluster(answer),
     "\n<h2>One step</h2>\n<p>Compute above, communication below it, on each device.", about_rows(rows), "</p>\n",

@@ -11,6 +11,7 @@
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
 #include "planner/hap/bound.h"
+#include "planner/hap/fitting.h"
 #include "planner/hap/ratios.h"
 #include "planner/megatron/sharding.h"
 #include "tests/unit/core/trained_gpt.h"
@@ -128,6 +129,24 @@ std::optional<ShardingProgram> program_of(ShardingCosts& costs, const Shares& sh
   }
 }
 
+// What a search by prices of memory counts beside what is converted: of all values but those that are only
+// ever whole.
+Ticks held_by(ShardingCosts& costs, const ShardingProgram& program) {
+  const Graph& graph = costs.table().graph();
+  std::set<ValueId> converted;
+  for (const Conversion& conversion : program.conversions) converted.insert(conversion.value);
+  Ticks all = 0;
+  for (size_t i = 0; i < graph.values.size(); ++i) {
+    const NodeId producer = graph.values[i].producer;
+    if (graph.values[i].role == Role::input || converted.count(static_cast<ValueId>(i)) != 0 ||
+        (producer >= 0 && (graph.nodes[static_cast<size_t>(producer)].op->any_placement ||
+                           costs.table().shardings(producer).empty())))
+      continue;
+    all += costs.held(static_cast<ValueId>(i), program.values[i], program.shares);
+  }
+  return all;
+}
+
 // Often unequal ones for equal devices.
 Shares random_shares(Draw& draw, const DeviceGroup& group) {
   Shares shares;
@@ -179,7 +198,16 @@ TEST_CASE("no sharding program is cheaper than the one that a search finds", "[h
     const PlacementTable table(graph);
     const double bandwidth = std::pow(10.0, 6 + static_cast<double>(draw.below(40)) / 10);
     const DeviceGroup group(small_cluster(2, bandwidth, draw.below(2) == 0), Precision::f32);
-    ShardingCosts costs(table, group, static_cast<int>(1 + draw.below(3)));
+    const bool priced = trial % 2 == 1;  // memory, too
+    ShardingCosts costs(table, group, static_cast<int>(1 + draw.below(3)), priced);
+    std::vector<double> prices;
+    for (int kind = 0; priced && kind < group.kinds(); ++kind)
+      prices.push_back(static_cast<double>(draw.below(4)) *
+                       std::pow(10.0, static_cast<double>(draw.below(5))));
+    const auto cost_of = [&](const ShardingProgram& program) {
+      const Ticks cost = costs.program(program);
+      return cost >= kNever ? kNever : cost + held_by(costs, program);
+    };
     const Shares shares{1 + draw.below(2), 1};
     // A few ways of each node, so that all programs can be looked at.
     std::vector<std::vector<int>> allowed(graph.nodes.size(), {0});
@@ -200,13 +228,14 @@ TEST_CASE("no sharding program is cheaper than the one that a search finds", "[h
       const auto& ways = allowed[static_cast<size_t>(n)];
       return std::find(ways.begin(), ways.end(), costs.way_number(n, sharding)) != ways.end();
     };
+    costs.set_memory_prices(prices);
     const SearchResult found = search(costs, shares, options);
     INFO("seed " << seed);
     REQUIRE(found.found);
     CHECK(found.bound == found.cost);
     const auto own = program_of(costs, shares, found.ways);
     REQUIRE(own);
-    CHECK(costs.program(*own) == found.cost);
+    CHECK(cost_of(*own) == found.cost);
     sharded += own->conversions.empty() ? 0 : 1;
     Ticks least = kNever;
     std::vector<size_t> at(graph.nodes.size(), 0);
@@ -214,7 +243,7 @@ TEST_CASE("no sharding program is cheaper than the one that a search finds", "[h
       std::vector<int> ways;
       for (size_t n = 0; n < at.size(); ++n) ways.push_back(allowed[n][at[n]]);
       if (const auto program = program_of(costs, shares, ways)) {
-        least = std::min(least, costs.program(*program));
+        least = std::min(least, cost_of(*program));
         ++programs;
       }
       more = false;
@@ -312,7 +341,7 @@ TEST_CASE("ranks that run a synthesised program compute what one device does", "
     const uint64_t seed = first_seed() + static_cast<uint64_t>(trial);
     Draw draw(seed * 31 + 7);
     const Graph graph = trial % 20 == 0 ? small_model(false, DType::f64)
-                                        : random_model(seed, 2 + static_cast<int>(draw.below(6)));
+                                        : random_model(seed, 5 + static_cast<int>(draw.below(8)));
     const PlacementTable table(graph);
     const double bandwidth = std::pow(10.0, 7 + static_cast<double>(draw.below(50)) / 10);
     const DeviceGroup group(small_cluster(2 + static_cast<int>(draw.below(2)), bandwidth, draw.below(2) == 0),
@@ -340,6 +369,68 @@ TEST_CASE("ranks that run a synthesised program compute what one device does", "
     }
   }
   CHECK(static_cast<int>(seen.size()) > trials);
+}
+
+namespace {
+
+// The same cluster with less memory: parts of what a plan needs on the first and on the last device.
+DeviceGroup short_of_memory(const Cluster& cluster, const ProgramsTime& needs, double fast, double slow) {
+  Cluster less = cluster;
+  const double for_plans =
+      needs.ranks[0].limit_bytes / cluster.types[0].memory_bytes;  // of what a device has
+  less.types[0].memory_bytes = fast * needs.ranks.front().memory_bytes / for_plans;
+  less.types[1].memory_bytes = slow * needs.ranks.back().memory_bytes / for_plans;
+  return DeviceGroup(less, Precision::f32);
+}
+
+}  // namespace
+
+TEST_CASE("where memory is short a program that fits is found", "[hap]") {
+  const Graph graph = trained_gpt({8, 8, 32, 4, 64, 3});
+  const PlacementTable table(graph);
+  const Cluster cluster = small_cluster(4, 1e9);
+  const DeviceGroup roomy(cluster, Precision::f32);
+  const hap::Request free{&table, &roomy, 2, {}, 8};
+  const ShardingProgram fastest = synthesise(free).best.program;
+  const ProgramsTime needs = simulate_plan(graph, to_plan(free, fastest), roomy);
+  REQUIRE(needs.fits());
+  int found = 0;
+  for (const double fast : {0.95, 0.8, 0.65, 0.5})
+    for (const double slow : {0.9, 0.6}) {
+      const DeviceGroup group = short_of_memory(cluster, needs, fast, slow);
+      const hap::Request request{&table, &group, 2, {}, 8};
+      const ProgramsTime time = simulate_plan(graph, to_plan(request, fastest), group);
+      REQUIRE_FALSE(time.fits());
+      const auto fitting = fit(request, fastest, time);
+      INFO(fast << " and " << slow << " of what the fastest needs");
+      if (!fitting) continue;
+      ++found;
+      CHECK(fitting->time.fits());
+      CHECK(simulate_plan(graph, fitting->plan, group).seconds == fitting->time.seconds);
+    }
+  CHECK(found >= 6);
+}
+
+TEST_CASE("programs that hold less compute what one device does", "[hap]") {
+  int found = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    const Graph graph = random_model(seed, 8);
+    const PlacementTable table(graph);
+    const Cluster cluster = small_cluster(2, 1e8);
+    const DeviceGroup roomy(cluster, Precision::f32);
+    const hap::Request free{&table, &roomy, 2, {}, kSamples};
+    const ShardingProgram fastest = synthesise(free).best.program;
+    const ProgramsTime needs = simulate_plan(graph, to_plan(free, fastest), roomy);
+    const DeviceGroup group = short_of_memory(cluster, needs, 0.9, 0.9);
+    const hap::Request request{&table, &group, 2, {}, kSamples};
+    const auto fitting = fit(request, fastest, simulate_plan(graph, to_plan(request, fastest), group));
+    if (!fitting) continue;
+    ++found;
+    INFO("seed " << seed << ": " << to_lua(fitting->plan));
+    CHECK_FALSE(fitting->made.program == fastest);
+    CHECK(judge(graph, fitting->plan, distributed::alone(graph, 2), 1e-10).problem == "");
+  }
+  CHECK(found >= 4);
 }
 
 TEST_CASE("shares follow the devices where computing decides, and are even where links do", "[hap]") {

@@ -1,0 +1,23 @@
+// Programs for devices that have too little memory for the fastest one: state, what the backward pass needs
+// of the forward pass and sums of gradients get a price for each byte on the devices that lack memory, and
+// shares leave these devices no more than they have room for.
+#pragma once
+
+#include <optional>
+
+#include "planner/hap/hap.h"
+#include "planner/simulate/programs.h"
+
+namespace het::planner::hap {
+
+struct Fitting {
+  Synthesised made;  // its costs are seconds, without prices
+  ProgramsTime time;
+  Plan plan;
+};
+
+// The fastest that was found to fit, as it is run; nullopt: none was. `start`: a program that does not, and
+// what it takes of each device.
+std::optional<Fitting> fit(const Request& request, const ShardingProgram& start, const ProgramsTime& time);
+
+}  // namespace het::planner::hap
