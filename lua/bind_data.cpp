@@ -393,6 +393,15 @@ Tensor shuffled_rows(Tensor& tensor, int64_t size, int64_t seed, int64_t start, 
   return result;
 }
 
+// How many labels of a tensor i32[...] are not ignored by a loss.
+int64_t counted_labels(Tensor& labels) {
+  if (labels.dtype() != DType::i32)
+    fail_usage("counted_labels: labels are i32, these are {}", to_string(labels.type()));
+  const Tensor packed = labels.contiguous();
+  const auto all = packed.span<int32_t>();
+  return std::count_if(all.begin(), all.end(), [](int32_t label) { return label != kIgnoredLabel; });
+}
+
 // {kind = "shapes", count, size, classes, seed} or {kind = "cifar10", path} -> pixels, labels, how many are
 // held out
 int new_images(lua_State* L) {
@@ -446,13 +455,14 @@ void add_data(lua_State* L) {
                            {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),
                             bind<&stored_reshaped>("reshaped"), bind<&stored_read>("read")},
                            &stored_index);
-  set_functions(L, "native.",
-                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
-                 bind<&shuffled_rows>("shuffled_rows"), bind<&new_images>("images"),
-                 bind<&safetensors_read>("safetensors_read"), bind<&safetensors_open>("safetensors_open"),
-                 bind<&stored_joined>("stored_joined"), bind<&save_files>("save_files"),
-                 bind<&json_read>("json_read"), bind<&json_write>("json_write"),
-                 bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
+  set_functions(
+      L, "native.",
+      {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
+       bind<&shuffled_rows>("shuffled_rows"), bind<&counted_labels>("counted_labels"),
+       bind<&new_images>("images"), bind<&safetensors_read>("safetensors_read"),
+       bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
+       bind<&save_files>("save_files"), bind<&json_read>("json_read"), bind<&json_write>("json_write"),
+       bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
   lua_pushlightuserdata(L, nullptr);
   lua_setfield(L, -2, "null");
 }

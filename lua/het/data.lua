@@ -97,7 +97,7 @@ define.object {
   sentence = "What hands out batches, as corpus:sampler { ... } returns it.",
   members = {
     { "next", "batches:next()", "The next batch: { inputs, labels, count }, lists of tensors, one for each "
-      .. "micro-batch." },
+      .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss." },
     { "cursor", "batches:cursor()", "Samples handed out so far." },
     { "seek", "batches:seek(cursor)", "Go on from a cursor." },
   },
@@ -274,10 +274,21 @@ local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.samples) end
 
+-- Labels of a batch that count in the loss, over all ranks: i32 labels other than -100; of other labels, samples.
+local function counted_labels(self, at)
+  if self.labels.dtype ~= "i32" then return self.batch end
+  if not self.ignores then return self.batch * self.labels:numel() / self.labels.shape[1] end
+  if self.shuffled then
+    return native.counted_labels(native.shuffled_rows(self.labels, self.size, self.seed, at, self.batch))
+  end
+  return native.counted_labels((op.slice(self.labels, { dim = 0, start = self.first + at % self.size,
+    length = self.batch })))
+end
+
 --- The next batch. Training sees each row once in an epoch, in an order that seed and epoch decide; the rows held out
 -- come as they stand. Sample number i is the same whatever the batch, and whichever rank has it.
 function PairSampler:next()
-  local batch = { inputs = {}, labels = {}, count = self.batch, cursor = self.at }
+  local batch = { inputs = {}, labels = {}, count = counted_labels(self, self.at), cursor = self.at }
   for i = 1, self.own / self.microbatch do
     local start = self.at + self.skipped + (i - 1) * self.microbatch
     for name, list in pairs { inputs = batch.inputs, labels = batch.labels } do
@@ -315,7 +326,9 @@ function Pairs:sampler(settings)
       or "a smaller batch works, a greater holdout, or holdout = 0 for no evaluation")
   end
   if not shuffled then size = size - size % settings.batch end
-  return setmetatable({ inputs = a.inputs:contiguous(), labels = a.labels:contiguous(), batch = settings.batch,
+  local inputs, labels = a.inputs:contiguous(), a.labels:contiguous()
+  local ignores = labels.dtype == "i32" and native.counted_labels(labels) < labels:numel()
+  return setmetatable({ inputs = inputs, labels = labels, ignores = ignores, batch = settings.batch,
     microbatch = settings.microbatch or settings.batch, skipped = settings.first or 0,
     own = settings.count or settings.batch, at = settings.start or 0, size = size, shuffled = shuffled,
     seed = settings.seed or 0, first = shuffled and 0 or train, pixels = self.pixels }, PairSampler)
@@ -347,7 +360,8 @@ data.pairs = define.constructor {
   kind = "pairs",
   fields = {
     { "inputs", "tensor", "tensor [samples, ...]", required = true },
-    { "labels", "tensor", "tensor [samples, ...]", required = true },
+    { "labels", "tensor", "tensor [samples, ...]; i32 labels that are -100 are ignored, and the loss is the mean over "
+      .. "the others", required = true },
     { "holdout", "number", "share of the samples, at the end, kept for validation", default = 0.1, min = 0,
       below = 1 },
   },

@@ -1,6 +1,7 @@
 """Ranks that train: the losses of one device, whatever the plan."""
 import array
 import json
+import math
 import re
 import shutil
 import socket
@@ -47,6 +48,19 @@ class Training(Case):
             with self.subTest(shard=shard):
                 spread = self.losses('--workers', 2, 'experts.lua', '--plan=tensor', f'--shard={shard}')
                 self.assert_close(alone, spread, 1e-5)
+
+    def test_ignored_labels_weigh_nothing_wherever_they_are(self):
+        shutil.copy(ROOT / 'tests' / 'launch' / 'ignored.lua', self.folder)
+        alone = self.losses('ignored.lua')
+        self.assertEqual(len(alone), 8)   # of 6 steps and 2 evaluations
+        self.assertLess(abs(alone[0] - math.log(11)), 0.5)   # the mean over the labels that count, of 11 tokens
+        for plan in ('data', 'tensor'):
+            with self.subTest(plan=plan):
+                self.assert_close(alone, self.losses('--workers', 2, 'ignored.lua', f'--plan={plan}'), 1e-5)
+        # In micro-batches of a row, of which some have no label that counts.
+        text = (self.folder / 'ignored.lua').read_text()
+        (self.folder / 'rows.lua').write_text(text.replace('and 8 or nil', 'and 1 or nil'))
+        self.assert_close(alone, self.losses('rows.lua'), 1e-5)
 
     def test_the_plans_of_the_page_give_the_losses_of_one_device(self):
         page = (ROOT / 'recipes' / 'guide' / 'plans.md').read_text()

@@ -191,8 +191,8 @@ return define.constructor {
     { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",
       choices = { "f32", "bf16" } },
     { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
-    { "loss", "function", "function(output, labels, scale): the summed loss times scale (default: cross-entropy, or "
-      .. "squared error for labels with fractions)" },
+    { "loss", "function", "function(output, labels, scale): the summed loss times scale, which is 1 / (labels of the "
+      .. "batch that count) (default: cross-entropy, or squared error for labels with fractions)" },
     { "evaluate", "record", "on the held-out part", default = {}, fields = {
       { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },

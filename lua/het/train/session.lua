@@ -167,19 +167,23 @@ local function write_batch(self, executor, batch)
   executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
 end
 
---- The mean loss over the holdout's first batches; nil when interrupted.
+--- The mean loss over the counted labels of the holdout's first batches; nil when interrupted. Batches without any
+-- counted label are not computed: `count` is the same on all ranks.
 function Session:evaluate()
   if not self.evaluator then
     errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")
   end
   self.holdout:seek(0)
-  local total, batches = 0, self.run.arguments.evaluate.batches
-  for _ = 1, batches do
-    write_batch(self, self.evaluator, self.holdout:next())
-    if not self.evaluator:run() then return nil end
-    total = total + self.evaluator:number("loss")
+  local total, counted = 0, 0
+  for _ = 1, self.run.arguments.evaluate.batches do
+    local batch = self.holdout:next()
+    if batch.count > 0 then
+      write_batch(self, self.evaluator, batch)
+      if not self.evaluator:run() then return nil end
+      total, counted = total + self.evaluator:number("loss") * batch.count, counted + batch.count
+    end
   end
-  return total / batches
+  return total / math.max(1, counted)
 end
 
 local function finite(value) return value == value and value < math.huge and value > -math.huge end
