@@ -5,6 +5,7 @@
 #include <map>
 
 #include "core/base/units.h"
+#include "core/data/chat.h"
 #include "core/data/draw.h"
 #include "core/data/images.h"
 #include "core/data/shuffle.h"
@@ -261,11 +262,25 @@ int new_corpus(lua_State* L) {
     lua_pop(L, 1);
     return Convert<CorpusHandle>::push(L, Corpus::from_tokens(options));
   }
+  if (kind == "examples") {
+    ExampleCorpusOptions options;
+    options.path = path;
+    options.holdout = holdout;
+    options.tokenizer = field<std::string>(L, 1, "tokenizer").value_or("huggingface");
+    options.model = field<Path>(L, 1, "model").value_or(Path{});
+    options.counts_all = field<bool>(L, 1, "counts_all").value_or(false);
+    options.chat_template = field<Path>(L, 1, "chat_template").value_or(Path{});
+    options.ending = field<std::string>(L, 1, "ending");
+    lua_getfield(L, 1, "vocabulary");
+    if (!lua_isnil(L, -1)) options.vocabulary = json_at(L, lua_gettop(L));
+    lua_pop(L, 1);
+    return Convert<CorpusHandle>::push(L, Corpus::from_examples(options));
+  }
   if (kind == "ids")
     return Convert<CorpusHandle>::push(
         L, Corpus::from_ids(field<std::vector<int32_t>>(L, 1, "ids").value_or(std::vector<int32_t>{}),
                             field<int64_t>(L, 1, "vocabulary").value_or(0), holdout));
-  fail_usage("'{}' is not a kind of corpus; there are text, tokens, ids", kind);
+  fail_usage("'{}' is not a kind of corpus; there are text, tokens, examples, ids", kind);
 }
 
 const Tokenizer& tokenizer_of(const CorpusHandle& corpus) {
@@ -287,6 +302,13 @@ int corpus_vocabulary(lua_State* L) {  // JSON value, or nil for token files
 }
 int64_t corpus_count(CorpusHandle& corpus, std::optional<std::string> split) {
   return split ? corpus->view(split_named(*split)).count : corpus->tokens();
+}
+
+// How many examples there are, how many are longer than the context, and how many of these have nothing to
+// learn in it.
+std::vector<int64_t> corpus_cuts(CorpusHandle& corpus, std::string split, int64_t context) {
+  const ExampleCuts cuts = cuts_of(*corpus, split_named(split), context);
+  return {cuts.examples, cuts.cut, cuts.empty};
 }
 
 int corpus_sampler(lua_State* L) {
@@ -324,6 +346,10 @@ int corpus_index(lua_State* L) {
     return Convert<std::string>::push(L, fmt::format("{:016x}", corpus->fingerprint()));
   if (name == "tokens") return Convert<int64_t>::push(L, corpus->tokens());
   if (name == "name") return Convert<std::string>::push(L, corpus->name());
+  if (name == "examples") {  // nil: it is a text
+    if (!corpus->has_examples()) return 0;
+    return Convert<int64_t>::push(L, corpus->examples(Split::train) + corpus->examples(Split::holdout));
+  }
   if (name == "files") return Convert<int>::push(L, corpus->files());
   if (name == "skipped") return Convert<int>::push(L, corpus->skipped());
   return 0;
@@ -362,6 +388,26 @@ std::string tokenizer_decode(TokenizerHandle& tokenizer, std::vector<int32_t> id
 }
 std::vector<int32_t> tokenizer_prefix(TokenizerHandle& tokenizer) { return tokenizer->prefix(); }
 std::vector<int32_t> corpus_prefix(CorpusHandle& corpus) { return tokenizer_of(corpus).prefix(); }
+// A conversation, {messages =, tools =, ...} or this as a JSON text, which keeps the order of members, as the
+// chat template of the tokenizer's folder writes it, or another one; with true as the second argument a reply
+// is asked for.
+int tokenizer_chat(lua_State* L) {
+  auto& tokenizer = check_object<TokenizerHandle>(L, 1);
+  Conversation conversation;
+  Json given = json_at(L, 2);
+  if (const std::string* text = as_string(given)) given = parse_json(*text, "the conversation");
+  if (!given.is_object()) wrong_argument(L, 2, "a table with messages");
+  conversation.messages = given.value("messages", Json::array());
+  conversation.tools = given.value("tools", Json());
+  conversation.variables = given.value("variables", Json());
+  conversation.asks_for_reply = lua_toboolean(L, 3) != 0;
+  const std::string* source = as_string(find_member(given, "template"));
+  const auto chat = source == nullptr ? ChatTemplate::of(*tokenizer)
+                                      : std::make_unique<ChatTemplate>(*source, special_tokens_of(*tokenizer),
+                                                                       tokenizer->added_tokens());
+  if (chat == nullptr) return 0;
+  return Convert<std::string>::push(L, chat->render(conversation));
+}
 int tokenizer_index(lua_State* L) {
   auto& tokenizer = check_object<TokenizerHandle>(L, 1);
   if (lua_type(L, 2) == LUA_TSTRING && std::string_view(lua_tostring(L, 2)) == "vocab")
@@ -439,16 +485,17 @@ int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, d
 }  // namespace
 
 void add_data(lua_State* L) {
-  make_class<CorpusHandle>(L,
-                           {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"),
-                            bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"),
-                            bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler")},
-                           &corpus_index);
+  make_class<CorpusHandle>(
+      L,
+      {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"), bind<&corpus_decode>("decode"),
+       bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler"),
+       bind<&corpus_cuts>("cuts")},
+      &corpus_index);
   make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"),
                                 bind<&sampler_seek>("seek"), bind<&sampler_close>("close")});
   make_class<TokenizerHandle>(L,
                               {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"),
-                               bind<&tokenizer_decode>("decode")},
+                               bind<&tokenizer_decode>("decode"), bind<&tokenizer_chat>("chat")},
                               &tokenizer_index);
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
   make_class<StoredTensor>(L,

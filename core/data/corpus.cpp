@@ -203,17 +203,35 @@ uint64_t Corpus::fingerprint() const {
     all_.copy(from, n, tokens.data());
     sample.append(reinterpret_cast<const char*>(tokens.data()), static_cast<size_t>(4 * n));
   }
+  if (has_examples()) {
+    sample.append(reinterpret_cast<const char*>(starts_.data()), 8 * starts_.size());
+    sample.append(reinterpret_cast<const char*>(counted_.data()), counted_.size());
+  }
   return hash_of(sample);
 }
 
 void Corpus::set_holdout(double holdout) {
   if (!(holdout >= 0 && holdout < 1))
     fail_usage("holdout = {} is not a share: from 0 (nothing held out) to below 1, for example 0.1", holdout);
-  train_ = static_cast<int64_t>(static_cast<double>(all_.count) * (1 - holdout));
+  const int64_t all = has_examples() ? static_cast<int64_t>(starts_.size()) - 1 : all_.count;
+  train_ = static_cast<int64_t>(static_cast<double>(all) * (1 - holdout));
+}
+
+int64_t Corpus::examples(Split split) const {
+  const auto all = static_cast<int64_t>(starts_.size()) - 1;
+  return split == Split::train ? train_ : all - train_;
+}
+
+Example Corpus::example(Split split, int64_t index) const {
+  HET_REQUIRE(index >= 0 && index < examples(split), index);
+  const auto which = static_cast<size_t>(index + (split == Split::train ? 0 : train_));
+  const int64_t begin = starts_[which];
+  return {all_.part(begin, starts_[which + 1] - begin), counted_.data() + begin};
 }
 
 TokenView Corpus::view(Split split) const {
-  return split == Split::train ? all_.part(0, train_) : all_.part(train_, all_.count - train_);
+  const int64_t first = has_examples() ? starts_[static_cast<size_t>(train_)] : train_;
+  return split == Split::train ? all_.part(0, first) : all_.part(first, all_.count - first);
 }
 
 std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,6 +46,25 @@ struct TextCorpusOptions {
   int64_t most_bytes = int64_t{1} << 30;  // of a folder's text: files beyond are left out
 };
 
+struct ExampleCorpusOptions {
+  Path path;  // a .jsonl file, or a folder: the .jsonl files in it, sorted by name
+  std::string tokenizer = "huggingface";
+  Path model = {};       // of the tokenizer
+  Json vocabulary = {};  // of an earlier run; given, it is used instead of tokenizer and model
+  double holdout = 0.1;  // share of the examples, at the end, kept for validation
+  // Does the loss count prompts and what users say, too?
+  bool counts_all = false;
+  Path chat_template = {};  // a file; empty: the tokenizer's
+  // What ends a text and a completion; nothing: the token that ends a text by the tokenizer's folder.
+  std::optional<std::string> ending = {};
+};
+
+// One example of a corpus: its tokens, and for each whether the loss counts its prediction.
+struct Example {
+  TokenView tokens;
+  const uint8_t* counted = nullptr;
+};
+
 struct TokenCorpusOptions {
   // nanoGPT's raw .bin, or llm.c's with its header of 256 int32; or a folder: the .bin files in it, sorted by
   // name, of one width.
@@ -65,6 +85,9 @@ class Corpus {
   // [0, 1), odd sizes.
   static std::shared_ptr<const Corpus> from_text(const TextCorpusOptions& options);
   static std::shared_ptr<const Corpus> from_tokens(const TokenCorpusOptions& options);
+  // Lines of JSON, each with `text`, `prompt` and `completion`, or `messages` (core/data/examples.h). Errors
+  // name file and line.
+  static std::shared_ptr<const Corpus> from_examples(const ExampleCorpusOptions& options);
   // Tokens given directly; for tests and for the prompt.
   static std::shared_ptr<const Corpus> from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,
                                                 double holdout);
@@ -73,6 +96,10 @@ class Corpus {
   int64_t vocabulary_size() const { return vocabulary_; }
   int64_t tokens() const { return all_.count; }
   TokenView view(Split split) const;
+  // Is it made of examples? Then samples are whole examples, not windows of `view`.
+  bool has_examples() const { return !starts_.empty(); }
+  int64_t examples(Split split) const;
+  Example example(Split split, int64_t index) const;
   int files() const { return files_; }                             // read
   int skipped() const { return skipped_; }                         // binary, links, beyond the size limit
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files without one
@@ -88,7 +115,9 @@ class Corpus {
   std::shared_ptr<const void> storage_;  // what the pieces point into
   std::vector<TokenPiece> pieces_;
   TokenView all_;
-  int64_t train_ = 0;  // tokens of the first part
+  int64_t train_ = 0;             // tokens of the first part, or examples
+  std::vector<int64_t> starts_;   // of examples, and where the last one ends
+  std::vector<uint8_t> counted_;  // one for each token of examples
   int64_t vocabulary_ = 0;
   int files_ = 0, skipped_ = 0;
   std::unique_ptr<Tokenizer> tokenizer_;

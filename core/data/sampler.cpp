@@ -1,15 +1,18 @@
 #include "core/data/sampler.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
 #include "core/base/random.h"
 #include "core/base/units.h"
+#include "core/data/shuffle.h"
 
 namespace het {
 namespace {
@@ -79,9 +82,43 @@ class Masking {
   int64_t any_ = -1, forced_ = -1;
 };
 
+// Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
+// epoch decide; those held out come once, as they stand. Nothing: the holdout has ended.
+std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
+  const int64_t count = corpus.examples(o.split);
+  if (o.split == Split::train)
+    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count));
+  return index < count ? std::optional(corpus.example(o.split, index)) : std::nullopt;
+}
+
+// Labels of an example that fit in a context.
+int64_t labels_of(const Example& example, int64_t context) {
+  return std::min(context, example.tokens.count - 1);
+}
+int64_t counted_labels(const Example& example, int64_t context) {
+  const uint8_t* first = example.counted + 1;
+  return std::count(first, first + labels_of(example, context), 1);
+}
+
+// One example from its first token on; what is left of the row is padding, whose labels are ignored. It
+// stands behind the example, where no token of a causal model sees it.
+void fill_example(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs,
+                  int32_t* labels) {
+  std::fill_n(inputs, o.context, 0);
+  std::fill_n(labels, o.context, kIgnoredLabel);
+  const auto example = example_of(corpus, o, index);
+  if (!example) return;
+  const int64_t count = labels_of(*example, o.context);
+  example->tokens.copy(0, count, inputs);
+  example->tokens.copy(1, count, labels);
+  for (int64_t i = 0; i < count; ++i)
+    if (example->counted[i + 1] == 0) labels[i] = kIgnoredLabel;
+}
+
 // Sample number `index`, into rows of inputs and labels.
 void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs,
                  int32_t* labels) {
+  if (corpus.has_examples()) return fill_example(corpus, o, index, inputs, labels);
   const TokenView tokens = corpus.view(o.split);
   const int64_t start = sample_start(o, tokens.count - tokens_of_sample(o) + 1, index);
   tokens.copy(start, o.context, inputs);
@@ -106,6 +143,16 @@ void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, i
   }
 }
 
+void require_examples(const Corpus& corpus, const SamplerOptions& o) {
+  if (o.objective != Objective::next_token)
+    fail_usage("'{}' holds examples: they are for models that predict the next token", corpus.name());
+  if (corpus.examples(o.split) == 0)
+    fail_usage("'{}' holds {} examples, none of them {}; use a {} holdout", corpus.name(),
+               corpus.examples(Split::train) + corpus.examples(Split::holdout),
+               o.split == Split::train ? "to train on" : "held out",
+               o.split == Split::train ? "smaller" : "larger");
+}
+
 SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
   if (o.context < 1) fail_usage("a context of {} tokens is not possible; at least 1 is needed", o.context);
   if (o.batch < 1) fail_usage("a batch of {} samples is not possible; at least 1 is needed", o.batch);
@@ -123,8 +170,9 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
       fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
     if (o.mask_token < 0) o.mask_token = static_cast<int32_t>(corpus.vocabulary_size());
   }
+  if (corpus.has_examples()) require_examples(corpus, o);
   const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
-  if (have < need)
+  if (have < need && !corpus.has_examples())
     fail_usage(
         "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer "
         "text{}",
@@ -140,6 +188,18 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
 }
 
 }  // namespace
+
+ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
+  ExampleCuts cuts;
+  cuts.examples = corpus.has_examples() ? corpus.examples(split) : 0;
+  for (int64_t i = 0; i < cuts.examples; ++i) {
+    const Example example = corpus.example(split, i);
+    if (example.tokens.count <= context + 1) continue;
+    ++cuts.cut;
+    cuts.empty += counted_labels(example, context) == 0 ? 1 : 0;
+  }
+  return cuts;
+}
 
 // Weyl's sequence: multiples of the golden ratio, modulo 1, fall ever more evenly over the text, so that
 // every batch draws from all parts of it and no part is visited much more often than another. The seed moves
@@ -165,6 +225,12 @@ Batch make_batch(const Corpus& corpus, const SamplerOptions& given, int64_t curs
     batch.labels.push_back(std::move(labels));
   }
   batch.labelled = o.batch * o.context;
+  if (corpus.has_examples()) {
+    batch.labelled = 0;
+    for (int64_t s = 0; s < o.batch; ++s)
+      if (const auto example = example_of(corpus, o, cursor + s))
+        batch.labelled += counted_labels(*example, o.context);
+  }
   if (o.objective == Objective::masked) {
     batch.labelled = 0;
     for (int64_t s = 0; s < o.batch; ++s)

@@ -1,6 +1,6 @@
-// Batches of windows of a corpus. Sample number i of a run is a pure function of (corpus, seed, i): the order
-// depends neither on batch, micro-batch nor rank, and a run goes on at any cursor. A thread of the Sampler's
-// own makes batches ahead.
+// Batches of windows of a corpus, or of its examples. Sample number i of a run is a pure function of
+// (corpus, seed, i): the order depends neither on batch, micro-batch nor rank, and a run goes on at any
+// cursor. A thread of the Sampler's own makes batches ahead.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,14 @@ struct Batch {
   int64_t labelled = 0;  // labels that count in the whole batch, over all ranks
 };
 
+// How the examples of a split lie in a context.
+struct ExampleCuts {
+  int64_t examples = 0;
+  int64_t cut = 0;    // longer than the context: their ends are left out
+  int64_t empty = 0;  // of these: without a label that counts before the cut
+};
+ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context);
+
 // Where sample `index` starts in its split: a golden-ratio sequence, spread evenly over any part of it. The
 // seed decides where training's begins; the holdout's does not depend on it.
 int64_t sample_start(const SamplerOptions& options, int64_t positions, int64_t index);
@@ -51,8 +59,8 @@ Batch make_batch(const Corpus& corpus, const SamplerOptions& options, int64_t cu
 // Used from one thread.
 class Sampler {
  public:
-  // Throws Error(usage) when the split is shorter than a sample (tokens there and needed), or sizes do not
-  // fit.
+  // Throws Error(usage) when the split is shorter than a sample (tokens there and needed) or has no examples,
+  // or sizes do not fit.
   Sampler(std::shared_ptr<const Corpus> corpus, SamplerOptions options);
   ~Sampler();  // stops the thread; waits at most for the batch it is making
   Sampler(const Sampler&) = delete;

@@ -26,6 +26,13 @@ class Tokenizer {
   virtual Json to_json() const = 0;
   // What stands before a text that a model is to continue, such as a token for its beginning.
   virtual std::vector<int32_t> prefix() const { return {}; }
+  // Texts that are one token wherever they stand, such as "<|im_end|>".
+  virtual std::vector<std::string> added_tokens() const { return {}; }
+  // Files that belong to it in its folder, such as tokenizer_config.json: text by name; null: none.
+  virtual const Json& files() const {
+    static const Json none;
+    return none;
+  }
   // True when encode(a + b) is encode(a) followed by encode(b) wherever a code point ends.
   virtual bool splits_anywhere() const { return false; }
 };

@@ -468,6 +468,13 @@ class JsonTokenizer final : public Tokenizer {
     return text;
   }
 
+  std::vector<std::string> added_tokens() const override {
+    std::vector<std::string> texts;
+    for (const auto& [text, id] : by_content_) texts.push_back(text);
+    return texts;
+  }
+  const Json& files() const override { return files_; }
+
   Json to_json() const override {
     Json json = Json::object_t{{"kind", "huggingface"}, {"json", text_}};
     if (!files_.is_null()) json["files"] = files_;

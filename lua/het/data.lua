@@ -16,8 +16,9 @@ PairSampler.__index = PairSampler
 local Corpus = {}
 Corpus.__index = Corpus
 Corpus.__tostring = function(self)
-  return ("%s: %s tokens, vocabulary of %s"):format(self.arguments.path or self.name or "corpus",
-    text.grouped(self.tokens), text.grouped(self.vocab))
+  local examples = self.native.examples
+  return ("%s: %s%s tokens, vocabulary of %s"):format(self.arguments.path or self.name or "corpus",
+    examples and text.grouped(examples) .. " examples, " or "", text.grouped(self.tokens), text.grouped(self.vocab))
 end
 
 --- Token ids of a text.
@@ -119,11 +120,12 @@ function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
 
 define.object {
   name = "corpus",
-  sentence = "Text or tokens to train on, as data.text, data.masked and data.tokens return them.",
+  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.masked and data.tokens return them.",
   members = {
     { "vocab", "corpus.vocab", "Number of different tokens: the model's `vocab`." },
     { "known", "corpus.known", "Of these token ids, from 0 on, text can be made." },
     { "tokens", "corpus.tokens", "Number of tokens in all." },
+    { "examples", "corpus.examples", "Number of examples, of data.jsonl; nil of others." },
     { "encode", "corpus:encode(text)", "Token ids of a text, as a list.", example = 'corpus:encode "to be"' },
     { "decode", "corpus:decode(ids)", "Text of a list of token ids.", example = "corpus:decode { 0, 1 }" },
     { "vocabulary", "corpus:vocabulary()", "The vocabulary as it is saved beside a model; nil for token files that "
@@ -135,6 +137,16 @@ define.object {
   },
   classes = { Corpus }, methods = { sampler = checked_sampler },
 }
+
+--- What becomes of examples in a context: nil where none is cut, else a sentence.
+-- @int context tokens of a sample
+function Corpus:cuts(context)
+  if not self.native.examples then return nil end
+  local examples, cut, empty = unpack(self.native:cuts("train", context))
+  if cut == 0 then return nil end
+  return ("%d of %d examples of %s have more than the %d tokens of the context: their ends are left out%s"):format(cut,
+    examples, self.arguments.path, context, empty > 0 and (", and %d have nothing left to learn"):format(empty) or "")
+end
 
 -- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
 local function open(constructor, settings, arguments, objective)
@@ -148,6 +160,7 @@ local function open(constructor, settings, arguments, objective)
   return setmetatable({
     native = result, arguments = arguments, objective = objective,
     vocab = result.vocab + (objective == "masked" and 1 or 0), known = result.known, tokens = result.tokens,
+    examples = result.examples,
   }, Corpus)
 end
 
@@ -221,6 +234,39 @@ data.masked = define.constructor {
   example = 'data.masked { path = "shakespeare.txt" }',
   kind = "corpus", positional = 1, fields = masked_fields, check = check_text("data.masked"),
   build = function(a) return open_text("data.masked", a, "masked") end,
+}
+
+local jsonl_fields = {
+  { "path", "string", "a file with a JSON object on each line, or a folder: its .jsonl files, sorted by name",
+    required = true, path = "read" },
+  { "tokenizer", "string", "what a token is", default = "huggingface", choices = text_fields[2].choices },
+  text_fields[3], text_fields[4],
+  { "holdout", "number", "share of the examples, at the end, kept for validation", default = 0.05, min = 0,
+    below = 1 },
+  { "loss", "string", "what the loss counts: completions and what the assistant says, or all tokens",
+    default = "completion", choices = { "completion", "all" } },
+  { "ending", "string", "what ends a text and a completion (default: the token that ends a text by the folder of the "
+    .. "tokenizer, if it names one)" },
+  { "chat_template", "string", "file of a chat template (default: the one in the folder of the tokenizer)",
+    path = "read" },
+}
+
+data.jsonl = define.constructor {
+  name = "data.jsonl",
+  sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or `messages`, "
+    .. "written by the model's chat template. A sample is an example, padded to the context or cut there.",
+  example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
+  kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
+  build = function(a)
+    local ok, vocabulary = pcall(read_vocabulary, a.vocabulary)
+    if not ok then
+      mistakes.record("data.jsonl", "vocabulary", (errors.describe(vocabulary)))
+      return define.unknown
+    end
+    return open("data.jsonl", { kind = "examples", path = a.path, tokenizer = a.tokenizer, model = a.model,
+      vocabulary = vocabulary, holdout = a.holdout, counts_all = a.loss == "all", ending = a.ending,
+      chat_template = a.chat_template }, a)
+  end,
 }
 
 -- What the tokens of a file were made with, as fields of native.corpus.

@@ -342,7 +342,7 @@ tell(x * 2 + 1)
                  'print(table.concat(completions "c:", " "))\nprint(table.concat(completions "c.", " "))\n')
         methods, fields = (line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines())
         self.assertEqual(sorted(methods), ['decode', 'encode', 'has_holdout', 'sampler', 'vocabulary'])
-        self.assertEqual(set(fields) - set(methods), {'vocab', 'known', 'tokens'})
+        self.assertEqual(set(fields) - set(methods), {'vocab', 'known', 'tokens', 'examples'})
 
     def test_a_prompt_that_the_model_cannot_read(self):
         said = "the character 'ï' (U+00EF) at character 3 (line 1) is not in the vocabulary"

@@ -140,7 +140,9 @@ local function check(a, report)
       report("model", ("the data has %d different tokens, the model's vocab = %d; vocab = corpus.vocab fits"):format(
         a.data.vocab, arguments.vocab))
     end
-    if not corpus then report("data", "a language model is trained on data.text, data.tokens or data.masked") end
+    if not corpus then
+      report("data", "a language model is trained on data.text, data.jsonl, data.tokens or data.masked")
+    end
   end
   local wordless = a.sample and generate.problem(a.model)
   if wordless then

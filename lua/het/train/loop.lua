@@ -114,6 +114,8 @@ local function introduce(self, reporter)
     reporter:say(("files of %s: %d read, %d skipped (binary, links, or beyond `limit`)"):format(
       a.data.arguments.path, a.data.native.files, skipped))
   end
+  local cuts = define.kind_of(a.data) == "corpus" and a.data:cuts(self.context)
+  if cuts then reporter:say(cuts) end
   if self.plan then reporter:say(tostring(self.plan)) end
   if self.chaos and self.step < a.steps then reporter:say(chaos.describe(self.chaos)) end
   if self.session.beyond_megatron then

@@ -1,0 +1,40 @@
+// Examples to fine-tune on, one a line of JSON: which text a line stands for, and which of its tokens the
+// loss counts. Corpus::from_examples reads files of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/data/chat.h"
+#include "core/data/tokenizer.h"
+
+namespace het {
+
+struct ExampleText {
+  std::string text;
+  std::vector<TextSpan> counted;  // ascending
+  bool takes_prefix = true;       // false: a template has written what stands before a text
+};
+
+struct ExampleReader {
+  const ChatTemplate* chat = nullptr;  // null: messages are refused
+  std::string ending;                  // behind a text and a completion that do not end with it
+  bool counts_all = false;
+
+  // `text`: all of it counts. `prompt` and `completion`, texts or lists of messages: the completion counts.
+  // `messages`, with `tools` and `chat_template_kwargs`: what the assistant says counts. Throws Error(usage)
+  // that says what is wrong with the line.
+  ExampleText read(const Json& line) const;
+};
+
+struct EncodedExample {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> counted;  // one for each id
+};
+
+// A token counts when any of it stands in what counts, as far as the tokens before it show. Throws
+// Error(usage) when nothing counts but the first token, which nothing predicts.
+EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& example);
+
+}  // namespace het

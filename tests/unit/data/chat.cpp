@@ -1,0 +1,246 @@
+// Chat templates and what is made of lines of JSON; tests/reference/chat.py compares templates with
+// transformers.
+#include "core/data/chat.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/data/corpus.h"
+#include "core/data/examples.h"
+#include "core/data/sampler.h"
+#include "tests/unit/io/scratch.h"
+
+using namespace het;
+using namespace het::testing;
+using Catch::Contains;
+
+namespace {
+
+std::string rendered(const std::string& source, const char* variables = "{}") {
+  const jinja::Value value = jinja::Value::from(parse_json(variables, "the variables"));
+  return jinja::Template(source).render(*value.object()).text;
+}
+std::string refusal(const std::string& source, const char* variables = "{}") {
+  return error_of([&] { rendered(source, variables); });
+}
+
+// As ChatML: Qwen's without what it says of tools.
+const char* kChatMl =
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' "
+    "+ "
+    "'\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}";
+// The last turn is closed otherwise than earlier ones, as Phi-3's.
+const char* kClosing =
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}";
+// What was thought is left out of earlier turns, as Qwen3's.
+const char* kThinking =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content "
+    "}}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+// The system's message stands in the last turn only, as Mistral's.
+const char* kLastSystem =
+    "{% set all = messages[1:] %}{% for m in all %}{% if m.role == 'user' %}[{{ messages[0].content if "
+    "loop.last }}"
+    "{{ m.content }}]{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}";
+const char* kMarked =
+    "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }};{% endgeneration "
+    "%}"
+    "{% else %}U:{{ m.content }};{% endif %}{% endfor %}";
+
+const char* kTalk = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d "}])";
+
+std::vector<std::string> said(const char* source, const char* messages = kTalk) {
+  const ChatTemplate chat(source, Json(), {"<|end|>", "<|endoftext|>", "<|im_end|>", "<|im_start|>"});
+  Conversation conversation;
+  conversation.messages = parse_json(messages, "the messages");
+  const ChatText text = chat.conversation(conversation);
+  std::vector<std::string> parts;
+  for (const auto& [begin, end] : text.counted) parts.push_back(text.text.substr(begin, end - begin));
+  return parts;
+}
+
+}  // namespace
+
+TEST_CASE("templates write what Jinja writes") {
+  CHECK(rendered("a{{ 1 + 2 * 3 }}b{{ 'x' ~ 4 }}") == "a7bx4");
+  CHECK(rendered("{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 3 }} {{ 1.0 }}") ==
+        "3 -4 2 3.5 8 1.0");
+  CHECK(rendered("{{ x.y[0] }}{{ x['y'][-1] }}{{ x.z }}{{ x.y[1:] }}", R"({"x": {"y": [1, "b"]}})") ==
+        "1b['b']");
+  CHECK(rendered("{% for a in l if a > 1 %}{{ loop.index }}:{{ a }}{{ ',' if not loop.last }}{% else "
+                 "%}none{% endfor %}",
+                 R"({"l": [1, 2, 3]})") == "1:2,2:3");
+  CHECK(rendered("{% for k, v in o.items() %}{{ k }}={{ v }};{% endfor %}",
+                 R"({"o": {"b": 1, "a": null}})") == "b=1;a=None;");
+  CHECK(rendered("{% set ns = namespace(n=0) %}{% for a in [1,2] %}{% set ns.n = ns.n + a %}{% set x = a "
+                 "%}{% endfor %}"
+                 "{{ ns.n }}{{ x is defined }}") == "3False");
+  CHECK(rendered("{% macro f(a, b='!') %}<{{ a }}{{ b }}>{% endmacro %}{{ f('x') }}{{ f(1, b=2) }}") ==
+        "<x!><12>");
+  CHECK(rendered("{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break "
+                 "%}{% endif %}"
+                 "{{ i }}{% endfor %}") == "02");
+  CHECK(rendered("{{ o | tojson }} {{ o | tojson(indent=2) }}", R"({"o": {"a": [1, "é\n<"], "b": true}})") ==
+        "{\"a\": [1, \"é\\n<\"], \"b\": true} {\n  \"a\": [\n    1,\n    \"é\\n<\"\n  ],\n  \"b\": true\n}");
+  CHECK(rendered("{% raw %}{{ x }}{% endraw %}{# no #}{% set t %}a{{ 1 }}{% endset %}{{ t }}") ==
+        "{{ x }}a1");
+  CHECK(
+      rendered(
+          "{{ ' a,b '.strip().split(',') | join('-') | upper }}{{ l | selectattr('r', 'equalto', 1) | list | "
+          "length }}{{ (l | map(attribute='r') | list)[1] }}",
+          R"({"l": [{"r": 1}, {"r": 2}]})") == "A-B12");
+  CHECK(rendered("{{ u is defined }}{{ u }}{{ u | default('d') }}{{ '' | default('e', true) }}{{ 'a' in "
+                 "'cat' and 1 not "
+                 "in [2] }}{{ none is none }}{{ 'x' is string }}") == "FalsedeTrueTrueTrue");
+}
+
+TEST_CASE("texts are stripped and cut as Python's") {
+  CHECK(rendered("{{ ' \u3000a\u00a0 ' | trim }}.") == "a.");
+  CHECK(rendered("{{ 'xxabyx'.strip('xy') }}{{ ' a '.lstrip() }}{{ ' a '.rstrip() }}.") == "aba  a.");
+  CHECK(rendered("{{ ' a\u2003b  c '.split() }}{{ 'a b c'.split(' ', 1) }}{{ 'a b  c '.split(none, 1) }}") ==
+        "['a', 'b', 'c']['a', 'b c']['a', 'b  c ']");
+}
+
+TEST_CASE("blanks around brackets are cut as transformers has it") {
+  CHECK(rendered("a\n  {% if true %}\nb\n  {% endif %}\nc\n") == "a\nb\nc");
+  CHECK(rendered("a\n  {{ 1 }}\nb") == "a\n  1\nb");
+  CHECK(rendered("a \n {{- 1 -}} \n b{# x #}\nc") == "a1bc");
+  CHECK(rendered("a {%- if true -%} \n b {%- endif %}\n\nc") == "ab\nc");
+  CHECK(rendered("x\n {%+ if true +%}\ny{% endif %}") == "x\n \ny");
+}
+
+TEST_CASE("templates say what is wrong with them, and where") {
+  CHECK_THAT(refusal("a\n{% include 'x' %}"),
+             Contains("line 2 of the chat template: the statement 'include'"));
+  CHECK_THAT(refusal("{{ x | wordwrap }}"),
+             Contains("line 1") && Contains("the filter 'wordwrap' is not supported"));
+  CHECK_THAT(refusal("{% if false %}{{ x is sameas 1 }}{% endif %}"),
+             Contains("the test 'sameas' is not supported"));
+  CHECK_THAT(refusal("{% if x %}"), Contains("'endif' is missing"));
+  CHECK_THAT(refusal("{{ x"), Contains("has no '}}'"));
+  CHECK_THAT(refusal("{{ x y }}"), Contains("the end of the bracket is wanted, and 'y' stands there"));
+  CHECK_THAT(refusal("\n{{ x.y.z }}", R"({"x": {}})"),
+             Contains("line 2 of the chat template: '.z' of 'y', which is undefined"));
+  CHECK_THAT(refusal("{{ raise_exception('no ' + 'system') }}"),
+             Contains("refuses these messages: no system"));
+  CHECK_THAT(refusal("{{ strftime_now('%d') }}"), Contains("must not depend on the day"));
+  CHECK_THAT(refusal("{{ [1].append(2) }}"), Contains("'append' would change a list"));
+  CHECK_THAT(refusal("{{ 'ä' | upper }}"), Contains("of ASCII only"));
+  CHECK_THAT(refusal("{{ 'a' + 1 }}"), Contains("a text + a number"));
+  CHECK_THAT(refusal("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"),
+             Contains("steps"));
+  CHECK_THAT(refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), Contains("deep"));
+  CHECK_THAT(refusal(std::string(5000, '(')), !Contains("{{"));  // it is text
+  CHECK_THAT(refusal("{{ " + std::string(5000, '(') + " }}"), Contains("deep"));
+}
+
+TEST_CASE("what the assistant says is found with the token that closes its turn") {
+  using Parts = std::vector<std::string>;
+  CHECK(said(kChatMl) == Parts{"b<|im_end|>", "d <|im_end|>"});
+  CHECK(said(kClosing) == Parts{"b<|end|>", "d <|end|>\n<|endoftext|>"});
+  CHECK(said(kThinking) == Parts{"b<|im_end|>", "<think>\n\n</think>\n\nd <|im_end|>"});
+  CHECK(said(kLastSystem, R"([{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
+                              {"role": "assistant", "content": "b"}])") == Parts{"b<|end|>"});
+  CHECK(said(kMarked) == Parts{"b;", "d ;"});
+  CHECK_THAT(error_of([] {
+               said(
+                   "{{ messages | length }}{% for m in messages %}{{ m.content | length }}{{ m.content }}{% "
+                   "endfor %}");
+             }),
+             Contains("{% generation %}"));
+  CHECK_THAT(error_of([] { said(kChatMl, R"([{"role": "user", "content": "a"}])"); }),
+             Contains("no message is the assistant's"));
+}
+
+TEST_CASE("lines of JSON become examples of which the completion counts") {
+  const Scratch scratch;
+  const std::string path =
+      scratch.put("a.jsonl", "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n\n{\"text\": \"xyz\"}\r\n");
+  const auto corpus = Corpus::from_examples({.path = path, .tokenizer = "byte", .holdout = 0, .ending = "."});
+  REQUIRE(corpus->examples(Split::train) == 2);
+  const Example first = corpus->example(Split::train, 0), second = corpus->example(Split::train, 1);
+  CHECK(first.tokens.count == 5);
+  CHECK(std::vector<uint8_t>(first.counted, first.counted + 5) == std::vector<uint8_t>{0, 0, 1, 1, 1});
+  CHECK(second.tokens.count == 4);
+  CHECK(second.tokens[3] == '.');
+
+  Sampler sampler(corpus, {.context = 6, .batch = 2, .seed = 3});
+  const Batch batch = sampler.next();
+  CHECK(batch.labelled == 3 + 3);
+  int64_t counted = 0;
+  for (int64_t i = 0; i < 12; ++i) counted += batch.labels[0].at(i) != kIgnoredLabel ? 1 : 0;
+  CHECK(counted == batch.labelled);
+  Sampler cut(corpus, {.context = 2, .batch = 2, .seed = 3});
+  CHECK(cut.next().labelled == 1 + 2);
+  CHECK(cuts_of(*corpus, Split::train, 2).cut == 2);
+  CHECK(cuts_of(*corpus, Split::train, 1).empty == 1);
+  CHECK(cuts_of(*corpus, Split::train, 4).cut == 0);
+}
+
+TEST_CASE("each example comes once in an epoch, and those held out once") {
+  const Scratch scratch;
+  std::string lines;
+  for (int i = 0; i < 20; ++i)
+    lines += fmt::format("{{\"text\": \"{}{}\"}}\n", static_cast<char>('a' + i), i % 3 ? "xy" : "");
+  const auto corpus = Corpus::from_examples(
+      {.path = scratch.put("a.jsonl", lines), .tokenizer = "byte", .holdout = 0.25, .ending = "."});
+  REQUIRE(corpus->examples(Split::train) == 15);
+  Sampler sampler(corpus, {.context = 4, .batch = 5, .seed = 9});
+  std::string seen;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    std::string order;
+    for (int i = 0; i < 3; ++i) {
+      const Batch batch = sampler.next();
+      for (int64_t r = 0; r < 5; ++r) order += static_cast<char>(static_cast<int>(batch.inputs[0].at(4 * r)));
+    }
+    CHECK(order != seen);
+    seen = order;
+    std::sort(order.begin(), order.end());
+    CHECK(order == "abcdefghijklmno");
+  }
+  Sampler holdout(corpus, {.context = 4, .batch = 3, .split = Split::holdout});
+  CHECK(holdout.next().labelled > 0);
+  const Batch last = holdout.next();  // two examples and a row without one
+  CHECK(last.labels[0].at(8) == kIgnoredLabel);
+  CHECK(holdout.next().labelled == 0);
+
+  SamplerOptions whole{.context = 4, .batch = 6, .seed = 9, .ahead = 0}, part = whole;
+  part.first = 4;
+  part.count = 2;
+  part.microbatch = 1;
+  const Batch all = make_batch(*corpus, whole, 12), mine = make_batch(*corpus, part, 12);
+  CHECK(all.labelled == mine.labelled);
+  for (int64_t i = 0; i < 4; ++i) {
+    CHECK(mine.inputs[0].at(i) == all.inputs[0].at(16 + i));
+    CHECK(mine.labels[1].at(i) == all.labels[0].at(20 + i));
+  }
+}
+
+TEST_CASE("lines that are wrong are named") {
+  const Scratch scratch;
+  const auto error = [&](const std::string& line) {
+    const std::string path = scratch.put("b.jsonl", "{\"text\": \"good\"}\n\n" + line + "\n");
+    return error_of([&] { Corpus::from_examples({.path = path, .tokenizer = "byte"}); });
+  };
+  CHECK_THAT(error("{\"text\": "), Contains("b.jsonl:3") && Contains("JSON"));
+  CHECK_THAT(error("[1]"), Contains("b.jsonl:3: a JSON object is wanted"));
+  CHECK_THAT(error("{\"txt\": 1, \"id\": 2}"), Contains("b.jsonl:3: it has txt, id; 'text', 'prompt' and"));
+  CHECK_THAT(error("{\"text\": 1}"), Contains("b.jsonl:3: 'text' is not a text"));
+  CHECK_THAT(error("{\"prompt\": \"a\"}"), Contains("b.jsonl:3: 'prompt' has no 'completion' beside it"));
+  CHECK_THAT(error("{\"prompt\": \"a\", \"completion\": \"\"}"),
+             Contains("b.jsonl:3: it has no token to learn"));
+  CHECK_THAT(error("{\"messages\": []}"), Contains("'messages' is not a list of messages"));
+  CHECK_THAT(error("{\"messages\": [{\"content\": \"a\"}]}"), Contains("messages[0] has no 'role'"));
+  CHECK_THAT(error("{\"messages\": [{\"role\": \"user\"}]}"), Contains("messages[0] has no 'content'"));
+  CHECK_THAT(error("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}"),
+             Contains("need a chat template"));
+  CHECK_THAT(
+      error_of([&] { Corpus::from_examples({.path = scratch.put("c.jsonl", "\n"), .tokenizer = "byte"}); }),
+      Contains("holds no examples"));
+  const auto corpus = Corpus::from_examples(
+      {.path = scratch.put("d.jsonl", "{\"text\": \"abc\"}"), .tokenizer = "byte", .holdout = 0});
+  CHECK_THAT(error_of([&] { Sampler bad(corpus, {.context = 4, .split = Split::holdout}); }),
+             Contains("1 examples, none of them held out"));
+}
