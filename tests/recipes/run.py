@@ -208,6 +208,37 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
         done = self.hetrun('fine_tune.lua', '--model=runs/begin', '--text=mine.txt')
         self.assertIn('saved after step 50 in runs/mine', done.stderr)
 
+    def test_finetune_on_chats(self):
+        """A model with a tokenizer of single bytes and a chat template, whose assistant always says the same."""
+        (self.folder / 'begin.lua').write_text("""local het = require "het"
+return het.train { model = het.nn.decoder { family = "qwen2", vocab = 260, context = 64, width = 16, layers = 2, heads = 2 },
+  data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 4, steps = 1, optimizer = het.optim.sgd { lr = 0.1 },
+  save = "runs/begin" }
+""")
+        self.hetrun('begin.lua', '--quiet')
+        model = self.folder / 'runs' / 'begin'
+        letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
+        vocabulary = {letter: i for i, letter in enumerate(dict.fromkeys(letters))}
+        (model / 'tokenizer.json').write_text(json.dumps({
+            'added_tokens': [{'id': 258, 'content': '<|im_start|>'}, {'id': 259, 'content': '<|im_end|>'}],
+            'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False}, 'decoder': {'type': 'ByteLevel'},
+            'model': {'type': 'BPE', 'vocab': vocabulary, 'merges': []}}))
+        (model / 'chat_template.jinja').write_text(
+            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+        lines = [{'messages': [{'role': 'user', 'content': f'question {i}' + '?' * (i % 40)}, {'role': 'assistant', 'content': 'yes'}]}
+                 for i in range(40)]
+        (self.folder / 'chats.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+        words = ('finetune', '--model=runs/begin', '--data=chats.jsonl', '--context=64', '--batch=4', '--microbatch=2', '--lr=1e-2',
+                 '--warmup=5', '--precision=f32', '--save=runs/chat')
+        self.assertLess(self.check(*words, '--steps=120', '--holdout=0.2', '--every=40')['validation_loss'], 0.2)
+        done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:], '--steps=130', '--holdout=0.2', '--every=40', '--resume')
+        self.assertIn('going on after step 120', done.stderr)
+        self.assertRegex(done.stderr, r'\d+ of 32 examples of chats.jsonl have more than the 64 tokens of the context')
+        (self.folder / 'chats.jsonl').write_text(json.dumps(lines[0]) + '\n{"messages": 7}\n')
+        done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:-1], '--steps=1', code=2)
+        self.assertIn("chats.jsonl:2: 'messages' is not a list of messages", done.stderr)
+
     def test_help_shows_every_option_with_its_range(self):
         reply = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
         self.assertRegex(reply, r'--context=INTEGER +tokens of a sample \(default: 1024, at least 2, at most 1024\)')
