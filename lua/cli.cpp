@@ -134,6 +134,9 @@ const std::vector<Subcommand>& subcommands() {
       {"status", "[--rendezvous=PLACE ...]",
        "how a running job is doing: its ranks, step, changes, snapshots; --help"},
       {"attach", "[WORD]", "steer a running job: pause, resume, replan, snapshot, status; --help"},
+      {"generate", "FOLDER [--prompt=TEXT ...]",
+       "write text with a saved model, also of Hugging Face's; --help"},
+      {"eval", "FOLDER --text=FILE [...]", "the mean loss and perplexity of a text by a saved model; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

@@ -52,6 +52,8 @@ SMALL = {
     'hetrun plan recipes/gpt_text.lua --cluster=cluster.lua --policy=hap': [
         '--text=shakespeare.txt', *SMALL_GPT[:4], '--batch=32'],
     'hetrun solve instance.json --seconds=60 --out=choice.txt': [],
+    'hetrun generate runs/mine --prompt=ROMEO: --tokens=60': ['--prompt=be'],
+    'hetrun eval runs/mine --text=shakespeare.txt': [],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
 # Tests below run these.
@@ -271,7 +273,7 @@ class References(Case):
 
     def test_options_exist(self):
         help_texts = [self.hetrun(words).stdout for words in (
-            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve')),
+            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve', 'generate', 'eval')),
             *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
         known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
         for page in PAGES:

@@ -28,6 +28,18 @@ return het.cluster {
     devices = 2 },
 }
 '''
+# A model of the recipe's own layers, or with --whole a GPT.
+OWN = '''local het = require "het"
+local nn = het.nn
+local opt = het.options { text = { "text.txt", "to train on", path = "read" }, whole = { false, "a GPT" } }
+local corpus = het.data.text { path = opt.text }
+return het.train {
+  model = opt.whole and nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 }
+    or nn.sequential { nn.embedding(corpus.vocab, 8), nn.attention { width = 8, heads = 1 }, nn.linear(8, corpus.vocab) },
+  data = corpus, context = 8, batch = 2, steps = 20, optimizer = het.optim.adamw { lr = 1e-2 },
+  sample = { prompt = "the ", tokens = 3 }, save = opt.whole and "runs/gpt" or "runs/own",
+}
+'''
 
 
 class Case(unittest.TestCase):
@@ -424,9 +436,37 @@ class CommandLine(Case):
         for words, option in (('bench', '--precision'), ('bench gpt2-124m', '--precision'), ('bench plans', '--trials'),
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
-                            ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume'), ('solve', '--seconds')):
+                            ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume'), ('solve', '--seconds'),
+                            ('generate', '--top_p=1'), ('eval', '--context=N')):
             self.assertIn(option, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
+
+    def test_a_saved_model_writes_and_predicts(self):
+        (self.folder / 'own.lua').write_text(OWN)
+        self.hetrun('own.lua', '--quiet', '--allow-write=runs/own')
+        self.hetrun('own.lua', '--quiet', '--whole', '--allow-write=runs/gpt')
+        for words in (['runs/gpt'], ['runs/own', '--recipe=own.lua', '--text=text.txt']):
+            out, _ = self.hetrun('generate', *words, '--prompt=the ', '--tokens=9')
+            self.assertRegex(out, '(?s)^the .{9}\n$')
+            self.assertEqual(json.loads(self.hetrun('generate', *words, '--prompt=the ', '--tokens=9', '--json')[0])['text'],
+                             out[4:-1])
+            found = json.loads(self.hetrun('eval', *words[:2], '--text=text.txt', '--context=5', '--json')[0])
+            self.assertEqual((found['tokens'], found['windows'], found['context']), (len(TEXT) - 1, 540, 5))
+            self.assertAlmostEqual(found['perplexity'], math.exp(found['loss']))
+            self.assertLess(found['loss'], 3.5)
+        self.refused('generate runs/own', 'runs/own holds a model with layers of a recipe\'s own; use that recipe with from = '
+                     '"runs/own", or with hetrun generate or eval runs/own --recipe=FILE')
+        self.refused('generate', 'hetrun generate:', '  the folder of the model is missing: hetrun generate FOLDER')
+        self.refused('generate runs/gpt more --prompt --tokns=3 --precision=f16', 'hetrun generate:',
+                     '  --prompt needs a value, such as --prompt=TEXT', "  there is no option --tokns; did you mean '--tokens'?",
+                     "  unexpected argument 'more'; options are --name=value", '  --precision=f16 is neither f32 nor bf16')
+        self.refused('generate runs/gpt --tokens=many', '--tokens=many is not a number')
+        self.refused('generate runs/gpt --top_p=2', 'generate.top_p = 2 is above 1, the most that works')
+        self.refused('generate runs/none', "there is no folder 'runs/none'")
+        self.refused('eval runs/gpt', 'hetrun eval:', '  the text is missing: hetrun eval runs/gpt --text=FILE')
+        self.refused('eval runs/gpt --text=text.txt --context=9', "--context=9 is more than the model's context = 8")
+        (self.folder / 'one.txt').write_text('t')
+        self.refused('eval runs/gpt --text=one.txt', 'one.txt has 1 tokens; there is nothing to predict')
 
     def test_counts_are_whole_and_bounded(self):
         for words in ('--threads=0', '--threads=abc', '--threads=1.5', '--threads=-1', '--workers=0', '--workers=two'):
@@ -474,7 +514,7 @@ class CommandLine(Case):
         self.refused('gpt_text.lua --elastc 2:3',
                      "there is no option --elastc; did you mean --elastic? (hetrun --help lists the options)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'profile, solve, snapshot, status, attach, docs (hetrun --help)')
+                     'profile, solve, snapshot, status, attach, generate, eval, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "

@@ -386,7 +386,8 @@ files.load = define.document({
   local config = native.json_read(place_of(folder, "config.json"))
   local kind = type(config) == "table" and config.model_type
   if kind == "hetrun" then
-    errors.usage("%s holds a model with blocks of a recipe's own; use that recipe with from = \"%s\"", folder, folder)
+    errors.usage("%s holds a model with layers of a recipe's own; use that recipe with from = \"%s\", or with "
+      .. "hetrun generate or eval %s --recipe=FILE", folder, folder, folder)
   end
   local family = families.find(kind)
   if not family then

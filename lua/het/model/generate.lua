@@ -1,10 +1,12 @@
 --- Text from a model. The prompt is fed in chunks of a few lengths, each with a separate graph, keys and values are
 -- kept in caches, and every further token costs one position. When the context is full, the last half of it is fed
--- again from position 0. Models that mix positions in other ways are computed from the start for each token.
+-- again from position 0. Models that mix positions in other ways, and those of a recipe's own layers, are computed from
+-- the start for each token.
 local native = require "het.native"
 local builder = require "het.nn.builder"
 local define = require "het.language.define"
 local errors = require "het.errors"
+local text = require "het.text"
 
 local generate = {}
 
@@ -17,29 +19,35 @@ local chunk_sizes = { 64, 16, 4, 1 }
 local Generator = {}
 Generator.__index = Generator
 
+local function is_layer(model) return define.kind_of(model) == "layer" end
+
 --- Why a model cannot write text, as a sentence; nil when it can.
-function generate.problem(model)
-  if define.kind_of(model) == "layer" and model.class.last then return nil end
-  return "text is written by nn.gpt and nn.llama, and by what het.load makes of such a folder; this model is none of "
-    .. "them"
+-- @param model a layer or a function
+-- @param[opt] data what it is trained on
+function generate.problem(model, data)
+  if data and define.kind_of(data) ~= "corpus" then return "only runs on text can generate text" end
+  local masked = data and data.objective == "masked" or is_layer(model) and model.class.model and not model.class.last
+  return masked and "this model guesses masked tokens; models that predict the next token write text" or nil
 end
 
 --- A generator over weights in a state.
--- @tparam table settings `model`, `state`, `precision`
+-- @tparam table settings `model`, `state`, `precision`; of a model that does not say them also `context` and `vocab`
 function generate.new(settings)
   local model = settings.model
   local problem = generate.problem(model)
   if problem then errors.usage("%s", problem) end
+  local last = is_layer(model) and model.class.last
+  local own = last and model.arguments or settings
   return setmetatable({
-    model = model, state = settings.state, precision = settings.precision or "f32",
-    executors = {}, incremental = model:is_incremental(),
+    model = model, state = settings.state, precision = settings.precision or "f32", longest = own.context,
+    vocab = own.vocab, last = last, executors = {}, incremental = last and model:is_incremental() or false,
   }, Generator)
 end
 
 -- Make room for a text of `count` tokens: it and its cache are never longer than the context asked for, or the
 -- model's own. A model without a cache may depend on the length of its input, so that it gets a whole context.
 local function fit(self, count, wanted)
-  local most = self.model.arguments.context
+  local most = self.longest
   if wanted and wanted > most then
     errors.usage("generate.context = %d is more than the model's context = %d", wanted, most)
   end
@@ -59,16 +67,30 @@ local function copy(list, first, last)
   return result
 end
 
+-- Logits of tokens: [1, count or 1, vocab].
+local function logits_of(self, b, tokens)
+  local model = self.model
+  if self.last then return (self.incremental and self.last or model.class.forward)(model:bind(b), tokens) end
+  b:begin_layer("model")
+  local result = b:call(model, nil, false, tokens)
+  local wanted = { 1, tokens.shape[2], self.vocab }
+  if text.shape(result.shape) ~= text.shape(wanted) then
+    errors.usage("text needs %s from the model, a number for each token that may follow; it gives %s",
+      text.shape(wanted), text.shape(result.shape))
+  end
+  return result
+end
+
 -- The executor that takes `count` tokens, made on first use.
 function Generator:executor(count)
   if self.executors[count] then return self.executors[count] end
-  local model, incremental = self.model, self.incremental
+  local incremental = self.incremental
   local b = builder.new {
     precision = self.precision, mode = incremental and "generate" or "evaluate",
     cache = incremental and { length = self.context } or nil,
   }
   local tokens = b.graph:input("tokens", "i32", { 1, count })
-  b.graph:output("logits", (incremental and model.class.last or model.class.forward)(model:bind(b), tokens))
+  b.graph:output("logits", logits_of(self, b, tokens))
   local made = {
     run = native.executor(native.program(b.graph, { microbatches = 1 }), self.state),
     positions = b.values["input:positions"] ~= nil, position = b.values["input:position"] ~= nil,
@@ -181,24 +203,24 @@ end
 -- @param corpus something with encode and decode
 -- @tparam table options see `generate.fields`
 -- @tparam[opt] function emit called with pieces of text as they come
+-- @tparam[opt] function count called for each token that the text gets
 -- @treturn string what follows the prompt
-function Generator:text(corpus, options, emit)
+function Generator:text(corpus, options, emit, count)
   local prompt = corpus:prefix()
   for _, id in ipairs(corpus:encode(options.prompt or generate.default_prompt(corpus))) do prompt[#prompt + 1] = id end
   if #prompt == 0 then errors.usage("the prompt is empty; give at least one character") end
   for _, id in ipairs(prompt) do
-    if id >= self.model.arguments.vocab then
-      errors.usage("the prompt has token %d, the model knows %d", id, self.model.arguments.vocab)
-    end
+    if id >= self.vocab then errors.usage("the prompt has token %d, the model knows %d", id, self.vocab) end
   end
   -- A character may be spread over several tokens, and some begin with a space that the first of a text lacks: what is
   -- decoded is always the whole, from the prompt's last token on, and its new end is emitted.
-  local ids, ends = { prompt[#prompt] }, rawget(self.model, "ends") or {}
+  local ids, ends = { prompt[#prompt] }, is_layer(self.model) and rawget(self.model, "ends") or {}
   local before = #corpus:decode(ids)
   local shown = before
   self:ids(prompt, options, function(id)
     if ends[id] then return "end" end
     ids[#ids + 1] = id
+    if count then count() end
     if emit then
       local whole = corpus:decode(ids)
       local ready = whole:match("^(.-)\239\191\189*$") or whole
@@ -214,12 +236,6 @@ function Generator:text(corpus, options, emit)
   local result = corpus:decode(ids)
   if emit and #result > shown then emit(result:sub(shown + 1)) end
   return result:sub(before + 1)
-end
-
---- Something that encodes and decodes with a saved vocabulary, when there is no corpus.
-function generate.tokenizer(vocabulary)
-  if native.tokenizer then return native.tokenizer(vocabulary) end
-  errors.usage("this model was saved without a vocabulary; give `data` a corpus to encode the prompt with")
 end
 
 local arguments_of = define.constructor {
@@ -240,6 +256,23 @@ function generate.arguments(options)
   return a
 end
 
+--- The tokenizer saved beside a model; what is wrong with it is an error that names the folder.
+-- @string folder
+-- @param vocabulary of that folder, or nil
+function generate.tokenizer_of(folder, vocabulary)
+  if vocabulary then return native.tokenizer(vocabulary) end
+  errors.usage("%s has neither vocabulary.json nor tokenizer.json; without them text cannot be encoded", folder)
+end
+
+--- A state that reads the weights of a saved model.
+-- @string folder
+-- @param model its description
+function generate.state_of(folder, model)
+  local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)
+  require("het.model.folder").set_initial_weights(folder, model, state)
+  return state
+end
+
 --- Text from a loaded model (het.load), with the vocabulary that was saved beside it.
 -- @param model the description that het.load returned
 -- @tparam table options see `generate.fields`
@@ -249,16 +282,9 @@ function generate.from_model(model, options)
   if not rawget(model, "folder") then
     errors.usage("this model has no weights yet; train it, or load one: het.load(folder)")
   end
-  if not rawget(model, "saved_vocabulary") then
-    errors.usage("%s has neither vocabulary.json nor tokenizer.json; without them text cannot be encoded", model.folder)
-  end
-  if not rawget(model, "state") then
-    local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)
-    require("het.model.folder").set_initial_weights(model.folder, model, state)
-    rawset(model, "state", state)
-  end
+  local tokenizer = generate.tokenizer_of(model.folder, rawget(model, "saved_vocabulary"))
+  if not rawget(model, "state") then rawset(model, "state", generate.state_of(model.folder, model)) end
   local generator = generate.new { model = model, state = model.state }
-  local tokenizer = generate.tokenizer(model.saved_vocabulary)
   a.prompt = a.prompt or generate.default_prompt(tokenizer)
   return a.prompt .. generator:text(tokenizer, a)
 end

@@ -138,6 +138,10 @@ function program.plan(...) return require("het.plan.command").plan(program, ...)
 function program.simulate(...) return require("het.plan.command").simulate(program, ...) end
 --- `hetrun profile RECIPE`.
 function program.profile(...) return require("het.profile.command").run(program, ...) end
+--- `hetrun generate FOLDER`.
+function program.generate(...) return require("het.model.command").generate(program, ...) end
+--- `hetrun eval FOLDER`.
+function program.eval(...) return require("het.model.command").eval(program, ...) end
 --- `hetrun snapshot WORD PLACE`.
 function program.snapshot(...) return require("het.snapshot.command").run(...) end
 --- `hetrun status`.

@@ -144,7 +144,7 @@ local function check(a, report)
       report("data", "a language model is trained on data.text, data.jsonl, data.tokens or data.masked")
     end
   end
-  local wordless = a.sample and generate.problem(a.model)
+  local wordless = a.sample and generate.problem(a.model, a.data)
   if wordless then
     report("sample", "train.sample: " .. wordless)
   elseif corpus and a.sample and a.sample.prompt then

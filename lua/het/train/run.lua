@@ -206,12 +206,14 @@ end
 -- weights are here. Returns it on the first rank.
 function Run:write_text(options, emit, begin)
   local a = self.arguments
-  if define.kind_of(a.data) ~= "corpus" then errors.usage("only runs on text can generate text") end
+  local problem = generate.problem(a.model, a.data)
+  if problem then errors.usage("%s", problem) end
   self:prepare()
   local state = self:gather()
   if not state then return nil end
   if not self.generator or self.cluster then
-    self.generator = generate.new { model = a.model, state = state, precision = a.precision }
+    self.generator = generate.new { model = a.model, state = state, precision = a.precision, context = self.context,
+      vocab = a.data.vocab }
   end
   if begin then begin() end
   return self.generator:text(a.data, options, emit)
