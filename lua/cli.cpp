@@ -137,6 +137,7 @@ const std::vector<Subcommand>& subcommands() {
       {"generate", "FOLDER [--prompt=TEXT ...]",
        "write text with a saved model, also of Hugging Face's; --help"},
       {"eval", "FOLDER --text=FILE [...]", "the mean loss and perplexity of a text by a saved model; --help"},
+      {"merge", "ADAPTERS MODEL", "a model with its adapters (LoRA) merged; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

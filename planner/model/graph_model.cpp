@@ -297,16 +297,36 @@ std::vector<int> tensor_degrees_of(const Graph& graph, int most) {
   return degrees;
 }
 
+// Elements of the parameters that the update changes; of a graph without one, of all.
+static double trained_parameters(const Graph& graph) {
+  std::set<ValueId> trained, all;
+  for (size_t i = 0; i < graph.values.size(); ++i)
+    if (graph.values[i].role == Role::parameter) all.insert(static_cast<ValueId>(i));
+  bool updates = false;
+  for (const Node& node : graph.nodes) {
+    if (node.phase != Phase::update) continue;
+    updates = true;
+    for (const ValueId id : node.inputs)
+      if (all.count(id) != 0) trained.insert(id);
+  }
+  double elements = 0;
+  for (const ValueId id : updates ? trained : all) elements += static_cast<double>(graph.type(id).elements());
+  return elements;
+}
+
 Model model_of_graph(const Graph& whole, std::string name, int samples, int tokens) {
   const Graph graph = prune(whole);
   Model model;
   model.name = std::move(name);
   model.tokens = tokens;
   model.precision = Precision::f32;
-  double parameters = 0, buffers = 0, copies = 0;
+  double parameters = 0, masters = 0, buffers = 0, copies = 0;
   std::set<ValueId> copied;
   for (const Value& value : graph.values) {
-    if (value.role == Role::parameter) parameters += static_cast<double>(value.type.elements());
+    if (value.role == Role::parameter) {
+      parameters += static_cast<double>(value.type.elements());
+      masters += static_cast<double>(value.type.bytes());
+    }
     if (value.role == Role::buffer) buffers += static_cast<double>(value.type.bytes());
   }
   for (const Node& node : graph.nodes) {
@@ -326,9 +346,10 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   }
   if (!(parameters > 0)) fail_usage("the graph has no parameters: there is nothing to plan");
   if (tokens < 1) fail_usage("tokens = {} of a sample; it has 1 or more", tokens);
-  model.weight_bytes = 4 + copies / parameters;
+  model.weight_bytes = (masters + copies) / parameters;
   model.made_bytes = copies / parameters;
-  model.gradient_bytes = 4;
+  model.trained_share = trained_parameters(graph) / parameters;
+  model.gradient_bytes = 4 * model.trained_share;
   model.optimizer_bytes = buffers / parameters;
 
   std::map<std::string, int> used;  // names of kinds

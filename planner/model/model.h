@@ -39,8 +39,9 @@ struct Model {
   std::vector<LayerKind> kinds;
   std::vector<int> layers;  // the kind of each layer, in order
   Precision precision = Precision::bf16;
-  double weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of one parameter
+  double weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of one parameter, on average
   double made_bytes = 0;        // of weight_bytes: copies that are made from the weights wherever these are
+  double trained_share = 1;     // of the parameters; the others have no gradient, update or optimizer state
   int tokens = 1;               // in one sample
   int heads = 1, kv_heads = 1;  // a tensor-parallel degree divides both
   bool operator==(const Model&) const = default;

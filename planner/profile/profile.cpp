@@ -107,9 +107,11 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
   seconds.forward = pass(kind.forward_flops, kind.forward_bytes);
   seconds.recompute = pass(kind.flops_again(), kind.forward_bytes);
   seconds.input = pass(kind.input_flops, kind.forward_bytes);
-  seconds.weight = pass(kind.weight_flops, kind.forward_bytes);
+  const bool is_frozen = model.trained_share < 1 && kind.weight_flops == 0;
+  seconds.weight = is_frozen ? 0 : pass(kind.weight_flops, kind.forward_bytes);
   // Weights, gradients and state are read once; weights and state written once.
-  const double update_bytes = 2 * model.optimizer_bytes + model.gradient_bytes + model.weight_bytes;
+  const double update_bytes =
+      2 * model.optimizer_bytes + model.gradient_bytes + model.trained_share * model.weight_bytes;
   seconds.update = kind.parameters / tensor * update_bytes / type.memory_bytes_per_second;
   seconds.source = Source::estimated;
   return seconds;

@@ -53,6 +53,7 @@ SMALL = {
         '--text=shakespeare.txt', *SMALL_GPT[:4], '--batch=32'],
     'hetrun solve instance.json --seconds=60 --out=choice.txt': [],
     'hetrun generate runs/mine --prompt=ROMEO: --tokens=60': ['--prompt=be'],
+    'hetrun merge runs/lora runs/merged': [],
     'hetrun eval runs/mine --text=shakespeare.txt': [],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
@@ -148,6 +149,7 @@ class Commands(Case):
     def test_the_commands_run(self):
         (self.folder / 'saving.lua').write_text(RECIPE.replace('return het.train {', 'return het.train { save = "runs/mine",'))
         self.hetrun(['saving.lua', '--allow-write=runs/mine'])
+        self.train_adapters()
         for command, small in SMALL.items():
             with self.subTest(command):
                 words = command.split()[1:]
@@ -155,6 +157,14 @@ class Commands(Case):
                 self.hetrun([*kept, *small])
         trace = json.loads((self.folder / 'step.json').read_text())
         self.assertEqual({event['pid'] for event in trace['traceEvents']}, set(range(5)))
+
+    def train_adapters(self):
+        """As the page about fine-tuning does, of the model in runs/mine."""
+        block = lua_block(ROOT / 'recipes' / 'guide' / 'fine_tune.md', 'nn.lora').strip()
+        text = re.sub(r'model = nn.gpt.*?},', f'save = "runs/lora", {block}', RECIPE)
+        (self.folder / 'adapters.lua').write_text(text.replace('opt.model', '"runs/mine"'))
+        self.hetrun(['adapters.lua', '--allow-write=runs/lora'])
+        self.assertTrue((self.folder / 'runs/lora/adapter_model.safetensors').exists())
 
     def test_the_plan_that_the_pages_show_is_found(self):
         command = max(LONG, key=len)
@@ -217,7 +227,7 @@ class Commands(Case):
 
 class Blocks(Case):
     GUIDE = ROOT / 'recipes' / 'guide'
-    HERE = {ROOT / 'README.md': 1, GUIDE / 'elastic.md': 2, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
+    HERE = {ROOT / 'README.md': 1, GUIDE / 'elastic.md': 2, GUIDE / 'fine_tune.md': 1, GUIDE / 'plan_a_cluster.md': 2, GUIDE / 'plans.md': 1}
     ELSEWHERE = {GUIDE / 'fine_tune.md': 1, GUIDE / 'meshes.md': 9, GUIDE / 'plans.md': 5, GUIDE / 'snapshots.md': 2,
                  GUIDE / 'write_a_layer.md': 1}
 
@@ -273,7 +283,7 @@ class References(Case):
 
     def test_options_exist(self):
         help_texts = [self.hetrun(words).stdout for words in (
-            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve', 'generate', 'eval')),
+            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve', 'generate', 'eval', 'merge')),
             *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
         known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
         for page in PAGES:

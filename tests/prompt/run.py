@@ -31,13 +31,27 @@ return het.cluster {
 # A model of the recipe's own layers, or with --whole a GPT.
 OWN = '''local het = require "het"
 local nn = het.nn
-local opt = het.options { text = { "text.txt", "to train on", path = "read" }, whole = { false, "a GPT" } }
+local opt = het.options { text = { "text.txt", "to train on", path = "read" }, whole = { false, "a GPT" },
+  save = { "", "folder", path = "write" } }
 local corpus = het.data.text { path = opt.text }
 return het.train {
   model = opt.whole and nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 }
     or nn.sequential { nn.embedding(corpus.vocab, 8), nn.attention { width = 8, heads = 1 }, nn.linear(8, corpus.vocab) },
   data = corpus, context = 8, batch = 2, steps = 20, optimizer = het.optim.adamw { lr = 1e-2 },
-  sample = { prompt = "the ", tokens = 3 }, save = opt.whole and "runs/gpt" or "runs/own",
+  sample = { prompt = "the ", tokens = 3 }, save = opt.save ~= "" and opt.save or opt.whole and "runs/gpt" or "runs/own",
+}
+'''
+
+LORA = '''local het = require "het"
+local opt = het.options { text = { "text.txt", "to train on", path = "read" }, steps = { 20, "steps" },
+  base = { "runs/gpt", "model", path = "read" }, fresh = { false, "a new base" },
+  save = { "runs/lora", "folder", path = "write" } }
+local corpus = het.data.text { path = opt.text, holdout = 0 }
+local base = opt.fresh and het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 }
+  or het.load(opt.base)
+return het.train {
+  model = het.nn.lora { model = base, rank = 4, targets = { "c_attn", "mlp.up" } },
+  data = corpus, batch = 4, steps = opt.steps, save = opt.save, optimizer = het.optim.adamw { lr = 5e-2 },
 }
 '''
 
@@ -437,7 +451,7 @@ class CommandLine(Case):
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
                             ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume'), ('solve', '--seconds'),
-                            ('generate', '--top_p=1'), ('eval', '--context=N')):
+                            ('generate', '--top_p=1'), ('eval', '--context=N'), ('merge', '--base=FOLDER')):
             self.assertIn(option, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
 
@@ -467,6 +481,36 @@ class CommandLine(Case):
         self.refused('eval runs/gpt --text=text.txt --context=9', "--context=9 is more than the model's context = 8")
         (self.folder / 'one.txt').write_text('t')
         self.refused('eval runs/gpt --text=one.txt', 'one.txt has 1 tokens; there is nothing to predict')
+
+    def test_adapters_are_saved_loaded_and_merged(self):
+        (self.folder / 'own.lua').write_text(OWN)
+        self.hetrun('own.lua', '--quiet', '--whole', '--allow-write=runs/gpt')
+        (self.folder / 'lora.lua').write_text(LORA)
+
+        def loss(folder):
+            return json.loads(self.hetrun('eval', folder, '--text=text.txt', '--json')[0])['loss']
+
+        before = {path.name: path.read_bytes() for path in (self.folder / 'runs/gpt').iterdir()}
+        out = json.loads(self.hetrun('lora.lua', '--json', '--allow-write=runs/lora')[0].splitlines()[-1])
+        self.assertIn(' trained, f32', self.hetrun('lora.lua', '--resume', '--steps=21', '--allow-write=runs/lora')[1])
+        self.assertEqual({path.name for path in (self.folder / 'runs/lora').iterdir()},
+                         {'adapter_config.json', 'adapter_model.safetensors', 'training.safetensors', 'vocabulary.json'})
+        self.assertLess(loss('runs/lora'), loss('runs/gpt') - 0.01)
+        self.assertGreater(out['parameters'], 1000)
+        self.assertEqual(self.hetrun('merge', 'runs/lora', 'merged')[0],
+                         'merged: the model of runs/gpt with its adapters merged\n')
+        self.assertAlmostEqual(loss('merged'), loss('runs/lora'), 5)
+        self.assertEqual({path.name: path.read_bytes() for path in (self.folder / 'runs/gpt').iterdir()}, before)
+        # Of a base that no folder has, the base is saved, too.
+        self.hetrun('lora.lua', '--quiet', '--fresh', '--save=runs/fresh', '--allow-write=runs/fresh')
+        self.assertIn('model.safetensors', {path.name for path in (self.folder / 'runs/fresh').iterdir()})
+        self.assertLess(loss('runs/fresh'), 3.4)
+        self.refused('merge runs/lora merged', 'merged holds a model; another folder keeps both')
+        self.refused('merge runs/gpt other', 'runs/gpt holds no adapters')
+        self.refused('merge runs/lora', 'hetrun merge:', '  two folders are needed: hetrun merge ADAPTERS MODEL')
+        self.refused('own.lua --whole --save=runs/lora --overwrite --allow-write=runs/lora',
+                     'runs/lora holds a model of 21 steps with adapters, whose files would stay beside those of this model; '
+                     'another folder works')
 
     def test_counts_are_whole_and_bounded(self):
         for words in ('--threads=0', '--threads=abc', '--threads=1.5', '--threads=-1', '--workers=0', '--workers=two'):
@@ -514,7 +558,7 @@ class CommandLine(Case):
         self.refused('gpt_text.lua --elastc 2:3',
                      "there is no option --elastc; did you mean --elastic? (hetrun --help lists the options)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'profile, solve, snapshot, status, attach, generate, eval, docs (hetrun --help)')
+                     'profile, solve, snapshot, status, attach, generate, eval, merge, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "

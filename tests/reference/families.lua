@@ -8,7 +8,8 @@ local handle = require "het.sandbox.handle"
 local opt = het.options {
   folder = { "", "a model in Hugging Face's layout", path = "read" },
   tokens = { "", "a file of 16-bit token ids to train on; empty: write", path = "read" },
-  plan = { "none", "that it is trained under", choices = { "none", "tensor", "pipeline" } },
+  plan = { "none", "that it is trained under", choices = { "none", "tensor", "sequence", "pipeline",
+    "data", "sharded" } },
   steps = { 20, "optimizer steps" },
   write = { 10, "tokens to write" },
 }
@@ -39,6 +40,19 @@ end
 local plans = {
   tensor = function()
     return het.plan { tensor = 2, microbatch = 2, het.pipeline { microbatches = 2, het.stage { "cpu:0-1" } } }
+  end,
+  sequence = function()
+    return het.plan { tensor = 2, sequence = true, microbatch = 2,
+      het.pipeline { microbatches = 2, het.stage { "cpu:0-1" } } }
+  end,
+  data = function()
+    return het.plan { microbatch = 2, het.pipeline { microbatches = 1, het.stage { "cpu:0" } },
+      het.pipeline { microbatches = 1, het.stage { "cpu:1" } } }
+  end,
+  sharded = function()
+    return het.plan { microbatch = 2, sharded_optimizer = true,
+      het.pipeline { microbatches = 1, het.stage { "cpu:0" } },
+      het.pipeline { microbatches = 1, het.stage { "cpu:1" } } }
   end,
   pipeline = function()
     return het.plan { microbatch = 2,

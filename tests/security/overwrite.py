@@ -290,7 +290,7 @@ class Save(Case):
         said = [line for line in done.stderr.splitlines() if 'run:save' in line]
         self.assertEqual(len(said), 2, done.stderr)
         self.assertIn('runs/x holds a model of 6 steps that this run has not written', said[0])
-        self.assertIn('run:save: true is not an option; there is { overwrite = true }', said[1])
+        self.assertIn('run:save: true is not an option; there are { overwrite = true, merge = true }', said[1])
         self.assertEqual((self.steps(), self.steps('runs/y')), (6, 2))
         self.hetrun('--quiet', lines=f'{begin}run:start()\nrun:save("runs/x", {{ overwrite = true }})\n')
         self.assertEqual(self.steps(), 2)

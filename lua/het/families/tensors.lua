@@ -22,7 +22,7 @@ function tensors.shapes_of(model)
   local shapes = {}
   model:walk(function(inner, path)
     for _, parameter in ipairs(inner:own_parameters()) do
-      shapes[path == "" and parameter[1] or path .. "." .. parameter[1]] = parameter[2]
+      if not parameter.beside then shapes[path == "" and parameter[1] or path .. "." .. parameter[1]] = parameter[2] end
     end
   end)
   return shapes
@@ -52,6 +52,13 @@ local function parts_by_head(a)
   return parts
 end
 
+-- Rows of a stored tensor in theirs' order, head by head, in ours.
+local function from_heads(a, stored)
+  local rows = {}
+  for i, part in ipairs(parts_by_head(a)) do rows[i] = stored:rows(part[1], part[2]) end
+  return native.stored_joined(rows)
+end
+
 -- The tensor of one of our names, of `found`, theirs.
 local function ours_of(row, a, found)
   if row.transpose then return found[1]:transposed() end
@@ -61,9 +68,7 @@ local function ours_of(row, a, found)
     local shape = joined.shape
     return joined:reshaped { #found, shape[1] / #found, shape[2] }
   end
-  local rows = {}
-  for i, part in ipairs(parts_by_head(a)) do rows[i] = found[1]:rows(part[1], part[2]) end
-  return native.stored_joined(rows)
+  return from_heads(a, found[1])
 end
 
 -- Of a family's tensor that has the rows of several of ours: the sizes of these.
@@ -129,6 +134,19 @@ local function rows_of(tensor, parts)
   return (op.concat(unpack(list)))
 end
 
+-- Rows of a tensor in our order as theirs, head by head.
+local function to_heads(a, tensor)
+  local d, parts = head_size(a), {}
+  for head = 0, a.heads - 1 do
+    for part = 0, 2 do parts[#parts + 1] = { (part * a.heads + head) * d, d } end
+  end
+  return rows_of(tensor, parts)
+end
+
+--- Rows of queries, keys and values: all of one kind after the other (ours), and those of one head after the other
+-- (theirs, of `by_heads`). `a`: the model's arguments.
+tensors.from_heads, tensors.to_heads = from_heads, to_heads
+
 --- Our tensors under their names.
 -- @tparam table family
 -- @param model the description
@@ -158,13 +176,7 @@ function tensors.written(family, model, state)
     else
       local tensor = state:read(ours[1])
       if row.transpose then tensor = op.transpose(tensor, { order = { 1, 0 } }) end
-      if row.by_heads then
-        local d, parts = head_size(a), {}
-        for head = 0, a.heads - 1 do
-          for part = 0, 2 do parts[#parts + 1] = { (part * a.heads + head) * d, d } end
-        end
-        tensor = rows_of(tensor, parts)
-      end
+      if row.by_heads then tensor = to_heads(a, tensor) end
       result[theirs[1]] = tensor
     end
   end

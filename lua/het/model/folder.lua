@@ -1,8 +1,10 @@
 --- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
 -- `training.safetensors`. Models of a family (het.families) are stored in Hugging Face's layout; others by our own
--- names.
+-- names. Of a model with adapters (nn.lora) the adapters are stored, as PEFT stores them, and the base model where no
+-- folder has it.
 local native = require "het.native"
 local access = require "het.sandbox.access"
+local adapter = require "het.model.adapter"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
@@ -16,6 +18,8 @@ local files = {}
 -- them is staged the others may be unfinished, and those in place are a whole save; once it stands in its place all
 -- of them are whole, and what is still staged counts.
 local parts = { "training.safetensors", "model.safetensors", "vocabulary.json", unpack(tokenizer.files) }
+parts[#parts + 1] = adapter.tensors_file
+parts[#parts + 1] = adapter.config_file
 parts[#parts + 1] = "config.json"
 
 local function is_staged(folder, part)
@@ -64,12 +68,23 @@ function files.held(folder)
     if native.path_kind(folder .. "/" .. part) == "file" then access.check(folder .. "/" .. part, true) end
   end
   local other = first_of(foreign)
-  local found = first_of { parts[1], parts[2] } or other or first_of { parts[3], "config.json" }
+  local tensors = { parts[1], parts[2], adapter.tensors_file }
+  local found = first_of(tensors) or other or first_of { parts[3], "config.json" }
   if not found then return nil end
   local steps
-  for i = 1, 2 do steps = steps or count_of(metadata_of(place_of(folder, parts[i])).step) end
+  for _, part in ipairs(tensors) do steps = steps or count_of(metadata_of(place_of(folder, part)).step) end
   return { file = found, model = found == other or found:match "safetensors" ~= nil, steps = steps,
     training = found == parts[1], foreign = other }
+end
+
+--- Why a model cannot be saved in a folder whatever is to be replaced there; nil when it can.
+function files.problem(folder, model)
+  local has_adapters = define.kind_of(model) == "layer" and rawget(model, "lora") ~= nil
+  if adapter.is_in(folder) == has_adapters then return nil end
+  local held = files.held(folder)
+  if not held or not held.model then return nil end
+  return ("%s holds %s %s adapters, whose files would stay beside those of this model; another folder works"):format(
+    folder, files.describe_held(held), has_adapters and "without" or "with")
 end
 
 --- What `held` found, after "it holds": "a model of 300 steps".
@@ -159,6 +174,9 @@ end
 
 --- What config.json says of a model, without the version of hetrun.
 function files.config(model)
+  if define.kind_of(model) == "layer" and rawget(model, "lora") then
+    return { model_type = "hetrun", adapters = true }
+  end
   local family = families.of(model)
   if not family then return { model_type = "hetrun", architectures = { "hetrun" } } end
   return rawget(model, "found_config") or families.config(family, model.arguments)
@@ -175,7 +193,8 @@ local function config_text(model)
   return families.config_text(config)
 end
 
--- The tensors of a model as they are saved, and its config.json. No model: one of a recipe's own layers.
+-- The tensors of a model without adapters as they are saved, and its config.json. No model: one of a recipe's own
+-- layers.
 local function model_of(model, state)
   local family = model and families.of(model)
   local tensors = {}
@@ -187,6 +206,24 @@ local function model_of(model, state)
     end
   end
   return tensors, config_text(model)
+end
+
+-- The files of a model's weights and configuration, by name.
+local function weights_of(model, state, metadata)
+  local lora, contents = model and rawget(model, "lora"), {}
+  if lora then
+    contents[adapter.tensors_file] = { tensors = adapter.tensors(model, state), metadata = metadata }
+    contents[adapter.config_file] = { json = adapter.config(model) }
+    if rawget(model, "base_folder") then return contents end
+    local whole = state
+    state = { names = function() return adapter.base_names(whole) end,
+      read = function(_, name) return whole:read(name):to "f32" end }
+    model = families.of(lora.base) and lora.base or nil
+  end
+  local tensors, config = model_of(model, state)
+  contents["model.safetensors"] = { tensors = tensors, metadata = metadata }
+  contents["config.json"] = { text = config }
+  return contents
 end
 
 -- What a run needs to go on exactly, beside its weights: optimizer state, and numbers such as step and cursor.
@@ -214,14 +251,10 @@ function files.begin_save(folder, model, state, about, vocabulary)
   native.make_folder(folder)
   finish_save(folder)
   vocabulary = vocabulary or model and rawget(model, "saved_vocabulary")
-  local tensors, config = model_of(model, state)
   local training, metadata = training_of(state, about)
-  local contents = {
-    ["training.safetensors"] = { tensors = training, metadata = metadata },
-    ["model.safetensors"] = { tensors = tensors, metadata = { format = "pt", step = tostring(about.step) } },
-    ["vocabulary.json"] = vocabulary and { json = vocabulary },
-    ["config.json"] = { text = config },
-  }
+  local contents = weights_of(model, state, { format = "pt", step = tostring(about.step) })
+  contents["training.safetensors"] = { tensors = training, metadata = metadata }
+  contents["vocabulary.json"] = vocabulary and { json = vocabulary }
   for name, words in pairs(tokenizer.contents(vocabulary)) do contents[name] = { text = words } end
   local set = {}
   for _, part in ipairs(parts) do
@@ -233,13 +266,8 @@ function files.begin_save(folder, model, state, about, vocabulary)
   return native.save_files(set)
 end
 
---- Make the weights of a saved model the initial values of a state, which reads what its programs need.
--- @string folder
--- @param model the description they are for
--- @param state what has `set_initial(name, stored tensor)`
--- @treturn table the metadata of the file
-function files.set_initial_weights(folder, model, state)
-  require_folder(folder)
+-- The weights of a saved model without adapters as initial values of those of `model`, whose adapters stay as they are.
+local function set_initial_base(folder, model, state)
   local tensors, metadata = read_tensors(folder)
   local family = families.of(model)
   if family then
@@ -247,7 +275,7 @@ function files.set_initial_weights(folder, model, state)
     tensors_of.read(family, model, tensors, folder, function(name, tensor) state:set_initial(name, tensor) end)
     return metadata
   end
-  local shapes = tensors_of.shapes_of(model)
+  local shapes = tensors_of.shapes_of(rawget(model, "lora") and model.lora.base or model)
   for _, name in ipairs(text.keys(tensors)) do
     if not shapes[name] then
       errors.usage("%s holds a tensor '%s', which the recipe's model has no place for", folder, name)
@@ -265,6 +293,51 @@ function files.set_initial_weights(folder, model, state)
   return metadata
 end
 
+--- Make the weights of a saved model the initial values of a state, which reads what its programs need.
+-- @string folder
+-- @param model the description they are for
+-- @param state what has `set_initial(name, stored tensor)`
+-- @treturn table the metadata of the file
+function files.set_initial_weights(folder, model, state)
+  require_folder(folder)
+  local lora = define.kind_of(model) == "layer" and rawget(model, "lora")
+  if adapter.is_in(folder) then
+    if not lora then
+      errors.usage("%s holds adapters of a model (nn.lora); the recipe's model has none", folder)
+    end
+    set_initial_base(rawget(model, "base_folder") or folder, model, state)
+    return adapter.set_initial(folder, model, function(name, tensor) state:set_initial(name, tensor) end)
+  end
+  return set_initial_base(folder, model, state)
+end
+
+--- Write a model with its adapters merged, as a model of its base's family.
+-- @string folder made when it is not there
+-- @param model what nn.lora made
+-- @param state what has names() and read(name), of the model with its adapters
+-- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
+function files.save_merged(folder, model, state, vocabulary)
+  for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
+  local base, weights = model.lora.base, state
+  if rawget(model, "base_folder") then   -- a run in bf16 has them in bf16
+    local found = {}
+    set_initial_base(model.base_folder, base, { set_initial = function(_, name, tensor) found[name] = tensor end })
+    weights = { names = function() return state:names() end, read = function(_, name)
+      return found[name] and found[name]:read() or state:read(name)
+    end }
+  end
+  local merged = adapter.merged(model, weights)
+  local tensors, config = model_of(families.of(base) and base or nil, merged)
+  vocabulary = vocabulary or rawget(model, "saved_vocabulary")
+  native.make_folder(folder)
+  local set = { { path = folder .. "/model.safetensors", tensors = tensors, metadata = { format = "pt" } } }
+  if vocabulary then set[#set + 1] = { path = folder .. "/vocabulary.json", json = vocabulary } end
+  for name, words in pairs(tokenizer.contents(vocabulary)) do
+    set[#set + 1] = { path = folder .. "/" .. name, text = words }
+  end
+  set[#set + 1] = { path = folder .. "/config.json", text = config }
+  native.save_files(set):wait()
+end
 --- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
 function files.vocabulary(folder)
   local path = place_of(folder, "vocabulary.json")
@@ -335,6 +408,9 @@ end
 -- @param state what has names() and read(name), which is asked for one tensor after the other
 function files.export(folder, about, state)
   if type(about.config) ~= "table" then errors.usage("the snapshot does not say which model it is of") end
+  if about.config.adapters then
+    errors.usage "the snapshot is of a model with adapters (nn.lora): its run goes on from it (--resume) and saves them"
+  end
   local family = families.find(about.config.model_type)
   local model = family and families.make(family, about.config, folder)
   if model then rawset(model, "found_config", about.config) end
@@ -364,26 +440,10 @@ local function refuse_pickles(folder)
   end
 end
 
---- The description of a saved model; a run that gets it begins with its weights.
-files.load = define.document({
-  name = "load",
-  sentence = "A saved model, or a folder of Hugging Face of one of the families "
-    .. table.concat(families.names(), ", ") .. ": a description that remembers where its weights are. het.train goes "
-    .. "on from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
-    .. "config.json says; what is saved keeps that configuration.",
-  signature = "het.load(folder [, { context = }])",
-  example = 'local model = het.load "runs/shakespeare"',
-}, function(folder, options)
-  define.expect("het.load", folder, "string")
-  for name in pairs(options == nil and {} or define.expect("het.load: options", options, "table")) do
-    if name ~= "context" then errors.usage("het.load has no option '%s'; there is context", tostring(name)) end
-  end
-  local context = options and options.context
-  if context ~= nil and define.expect("het.load: context", context, "integer") < 1 then
-    errors.usage("het.load: context = %.14g; 1 is the least", context)
-  end
+-- The model of a folder without adapters.
+local function load_model(folder, options)
   require_folder(folder)
-  local config = native.json_read(place_of(folder, "config.json"))
+  local context, config = options.context, native.json_read(place_of(folder, "config.json"))
   local kind = type(config) == "table" and config.model_type
   if kind == "hetrun" then
     errors.usage("%s holds a model with layers of a recipe's own; use that recipe with from = \"%s\", or with "
@@ -405,6 +465,53 @@ files.load = define.document({
     rawset(model, "ends", tokenizer.ends(vocabulary, config))
   end
   return model
+end
+
+-- The model with the adapters of a folder, and its base model's folder.
+local function load_adapter(folder, options)
+  local config = adapter.read_config(folder)
+  local base = options.base or config.base or folder
+  if base ~= folder and native.path_kind(base) ~= "folder" then
+    errors.usage("the adapters in %s are of the model %s, which is no folder here; het.load(%q, { base = \"folder\" }) "
+      .. "says where it is", folder, base, folder)
+  end
+  local stored = adapter.open(folder)
+  local model = require("het.nn").lora { model = load_model(base, options), rank = config.rank, alpha = config.alpha,
+    dropout = config.dropout, targets = adapter.targets(folder, stored) }
+  if define.is_unknown(model) then return model end
+  rawset(model, "folder", folder)
+  rawset(model, "base_folder", base ~= folder and base or nil)
+  local vocabulary = files.vocabulary(folder)
+  if vocabulary then rawset(model, "saved_vocabulary", vocabulary) end
+  return model
+end
+
+--- The description of a saved model; a run that gets it begins with its weights.
+files.load = define.document({
+  name = "load",
+  sentence = "A saved model, or a folder of Hugging Face of one of the families "
+    .. table.concat(families.names(), ", ") .. ": a description that remembers where its weights are. het.train goes "
+    .. "on from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
+    .. "config.json says; what is saved keeps that configuration. Of a folder with "
+    .. "adapters, as nn.lora and PEFT save them, it is the base model with them; `base` says where that is.",
+  signature = "het.load(folder [, { context =, base = }])",
+  example = 'local model = het.load "runs/shakespeare"',
+}, function(folder, options)
+  define.expect("het.load", folder, "string")
+  for name in pairs(options == nil and {} or define.expect("het.load: options", options, "table")) do
+    if name ~= "context" and name ~= "base" then
+      errors.usage("het.load has no option '%s'; there are context and base", tostring(name))
+    end
+  end
+  local context = options and options.context
+  if context ~= nil and define.expect("het.load: context", context, "integer") < 1 then
+    errors.usage("het.load: context = %.14g; 1 is the least", context)
+  end
+  if options and options.base ~= nil then define.expect("het.load: base", options.base, "string") end
+  require_folder(folder)
+  if adapter.is_in(folder) then return load_adapter(folder, options or {}) end
+  if options and options.base then errors.usage("het.load: %s holds no adapters, so that `base` has no use", folder) end
+  return load_model(folder, options or {})
 end)
 
 return files

@@ -1,4 +1,5 @@
 --- Attention and the feed-forward layers of transformers.
+local adapter = require "het.nn.adapter"
 local basic = require "het.nn.basic"
 local layer = require "het.nn.layer"
 local rope = require "het.nn.rope"
@@ -169,6 +170,7 @@ attention.attention = layer.define {
     local samples, tokens, d = x.shape[1], x.shape[2], head_size(a)
     local hq, hk = a.heads, kv_heads(a)
     local q, k, v = op.split(self.qkv(x), { dim = -1, sizes = { hq * d, hk * d, hk * d } })
+    q, k, v = adapter.add(self, "q", x, q), adapter.add(self, "k", x, k), adapter.add(self, "v", x, v)
     if a.qk_norm == "width" then q, k = self.q_norm(q), self.k_norm(k) end
     q = op.reshape(q, { shape = { samples, tokens, hq, d } })
     k = op.reshape(k, { shape = { samples, tokens, hk, d } })

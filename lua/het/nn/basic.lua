@@ -1,4 +1,5 @@
 --- Layers of one operator, and the containers.
+local adapter = require "het.nn.adapter"
 local layer = require "het.nn.layer"
 local op = require "het.op"
 local text = require "het.text"
@@ -25,7 +26,9 @@ basic.linear = layer.define {
     if a.bias then list[2] = { "bias", { a.outputs } } end
     return list
   end,
-  forward = function(self, x) return (op.linear(x, self.weight, self.arguments.bias and self.bias)) end,
+  forward = function(self, x)
+    return adapter.add(self, "", x, (op.linear(x, self.weight, self.arguments.bias and self.bias)))
+  end,
 }
 
 --- nn.layer_norm(width)

@@ -4,7 +4,8 @@
 --
 -- Parameters are f32 (the master weights). With precision bf16 a layer gets a bf16 copy of each matrix, made once a
 -- step; vectors (biases, weights of norms) stay f32. Training may round this copy stochastically: then the mean of
--- the copies over many steps is the master weight. What is evaluated or writes is one model: the nearest one.
+-- the copies over many steps is the master weight. What is evaluated or writes is one model: the nearest one. Matrices
+-- that are not trained are bf16 then, and have no f32 master.
 local native = require "het.native"
 local define = require "het.language.define"
 local handle = require "het.sandbox.handle"
@@ -31,6 +32,7 @@ function builder.new(settings)
     rounding = settings.rounding or "nearest",
     cache = settings.cache,
     values = {},          -- parameters by name, in the compute precision
+    frozen = {},          -- names of parameters that are not trained
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
     projecting = false,   -- the layer being built writes into the residual stream
@@ -117,18 +119,21 @@ local function initial(self, parameter)
 end
 
 --- A parameter of the layer being built, as the layer computes with it.
--- @tparam table parameter { name, shape, init =, projection =, deviation =, full = }; `full` keeps it f32 always
+-- @tparam table parameter { name, shape, init =, projection =, deviation =, full =, frozen =, beside = }; `full` keeps
+-- it f32 always; `beside`: it is that of the layer of this name beside the one being built
 -- @string[opt] path the layer's path, default the one being built
 -- @tparam[opt] table hints of the layer, by parameter: { [mesh axis] = dimension, -1 for none }
 function Builder:parameter(parameter, path, hints)
   local prefix = path or self:path()
+  if parameter.beside then prefix = prefix:gsub("[^.]+$", parameter.beside) end
   local name = prefix == "" and parameter[1] or prefix .. "." .. parameter[1]
   if not self.values[name] then
-    local value = self.graph:parameter(name, "f32", parameter[2], initial(self, parameter),
+    local computed = #parameter[2] >= 2 and not parameter.full and self.precision or "f32"
+    local dtype = parameter.frozen and computed or "f32"
+    local value = self.graph:parameter(name, dtype, parameter[2], initial(self, parameter),
       hints and hints[parameter[1]])
-    if self.precision ~= "f32" and #parameter[2] >= 2 and not parameter.full then
-      value = copy_of(self, value, name)
-    end
+    self.frozen[name] = parameter.frozen
+    if dtype ~= computed then value = copy_of(self, value, name) end
     self.values[name] = value
   end
   return self.values[name]

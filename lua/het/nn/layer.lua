@@ -10,6 +10,9 @@
 --   pointwise   each position of the sequence is computed alone (or knows the key-value cache); may be function(a)
 --   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
 --   show        function(a): what stands beside the name in the tree
+--
+-- A description may have `frozen = true` (its parameters are not trained), and then `adapters` (het.nn.adapter).
+local adapter = require "het.nn.adapter"
 local builder = require "het.nn.builder"
 local define = require "het.language.define"
 local errors = require "het.errors"
@@ -49,8 +52,35 @@ function layer.named(list)
   return children
 end
 
---- The layer's own parameters, each { name, shape, ... }.
-function methods:own_parameters() return self.class.parameters and self.class.parameters(self.arguments) or {} end
+--- The layer's own parameters, each { name, shape, ... }; `frozen` of those that are not trained.
+function methods:own_parameters()
+  local list = self.class.parameters and self.class.parameters(self.arguments) or {}
+  if not self.frozen then return list end
+  local copies = {}
+  for i, parameter in ipairs(list) do
+    copies[i] = { frozen = true }
+    for key, value in pairs(parameter) do copies[i][key] = value end
+  end
+  return self.adapters and adapter.with_parameters(copies, self.adapters) or copies
+end
+
+--- A copy of this layer and all inside it: change(copy, path) is called for each.
+function methods:copied(change, path)
+  local copy = {}
+  for key, value in pairs(self) do copy[key] = value end
+  copy.store, copy.state, copy.child_list = nil, nil, {}   -- weights belong to the layer before
+  for i, child in ipairs(self:children()) do
+    local inner = child[2]
+    if type(inner) ~= "function" then
+      inner = inner:copied(change, (path and path ~= "") and path .. "." .. child[1] or child[1])
+    end
+    copy.child_list[i] = { child[1], inner, residual = child.residual }
+    if child.repeats then copy.child_list[i].repeats = tostring(inner) end
+  end
+  setmetatable(copy, Layer)
+  change(copy, path or "")
+  return copy
+end
 
 --- Its children, each { name, layer, residual = }.
 function methods:children()
@@ -82,15 +112,17 @@ function methods:count()
 end
 
 --- FLOPs of training on one token of a sequence of `context`: 6 for each element of each matrix that multiplies it
--- (2 forward, 4 backward), and what attention does between tokens, 12 · context · heads · size of a head, halved
--- where it is causal. This is the count of PaLM (Chowdhery et al. 2022, appendix B), which does not halve; lookups,
--- norms and recomputation count nothing.
+-- (2 forward, 4 backward; 4 in all where it is not trained), and what attention does between tokens, 12 · context ·
+-- heads · size of a head, halved where it is causal. This is the count of PaLM (Chowdhery et al. 2022, appendix B),
+-- which does not halve; lookups, norms and recomputation count nothing.
 function methods:training_flops(context)
   local total = 0
   self:walk(function(inner)
     local share = inner.class.share and inner.class.share(inner.arguments) or 1
     for _, parameter in ipairs(inner:own_parameters()) do
-      if #parameter[2] == 2 and not parameter.lookup then total = total + 6 * share * elements(parameter[2]) end
+      if #parameter[2] == 2 and not parameter.lookup then
+        total = total + (parameter.frozen and 4 or 6) * share * elements(parameter[2])
+      end
     end
     if inner.class.flops then total = total + inner.class.flops(inner.arguments, context) end
   end)
@@ -214,6 +246,7 @@ end
 local function describe(self, name, indent, lines)
   local shown = self.class.show and self.class.show(self.arguments) or ""
   local own = self:count()
+  if self.adapters then shown = shown .. adapter.show(self.adapters) end
   local left = ("%s%s%s%s"):format(indent, name and name .. ": " or "", short_name(self.class),
     shown ~= "" and " " .. shown or "")
   lines[#lines + 1] = { left, own > 0 and text.grouped(own) or "" }

@@ -142,6 +142,8 @@ function program.profile(...) return require("het.profile.command").run(program,
 function program.generate(...) return require("het.model.command").generate(program, ...) end
 --- `hetrun eval FOLDER`.
 function program.eval(...) return require("het.model.command").eval(program, ...) end
+--- `hetrun merge ADAPTERS MODEL`.
+function program.merge(...) return require("het.model.command").merge(...) end
 --- `hetrun snapshot WORD PLACE`.
 function program.snapshot(...) return require("het.snapshot.command").run(...) end
 --- `hetrun status`.

@@ -51,7 +51,7 @@ local function write_table(value, out, seen)
   out[#out + 1] = define.kind_of(value) .. " {"
   if define.kind_of(value) == "layer" then
     write({ value.class.name, value.arguments, value:own_parameters(), value:children(),
-      value.class.own_forward or value.class.forward, value.hints or false }, out, seen)
+      value.class.own_forward or value.class.forward, value.hints or false, value.adapters or false }, out, seen)
   else
     for _, key in ipairs(text.keys(value)) do
       out[#out + 1] = "[" .. tostring(key) .. "]"

@@ -82,18 +82,26 @@ end
 
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step
--- @treturn table { graph, positions, counter }: whether it has those inputs
+-- @treturn table { graph, trained, positions, counter }: `trained`, elements of the parameters that are trained;
+-- whether it has these inputs
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
     samples = spec.samples, rounding = spec.optimizer.arguments.rounding }
   local graph = b.graph
   local loss = graphs.loss(b, spec)
   graph:output("loss", loss)
-  local gradients = graph:differentiate(loss)
+  local wanted, values = {}, {}
+  for _, parameter in ipairs(graph:parameters()) do
+    if not b.frozen[parameter.name] then
+      wanted[#wanted + 1], values[#values + 1] = parameter, parameter.value
+    end
+  end
+  if #wanted == 0 then errors.usage("no parameter of the model is trained: all are frozen") end
+  local gradients = graph:gradients(loss, values)
   graph:set_phase("update")
   local trained, list = {}, {}
-  for _, parameter in ipairs(graph:parameters()) do
-    local gradient = gradients[parameter.name]
+  for i, parameter in ipairs(wanted) do
+    local gradient = gradients[i]
     if gradient then
       trained[#trained + 1] = parameter
       list[#list + 1] = gradient
@@ -105,7 +113,14 @@ function graphs.training(spec)
   }
   for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
   graph:output("gradient_norm", norm)
-  return { graph = graph, positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
+  local elements = 0
+  for _, parameter in ipairs(wanted) do
+    local count = 1
+    for _, size in ipairs(parameter.shape) do count = count * size end
+    elements = elements + count
+  end
+  return { graph = graph, trained = elements,
+    positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
 end
 
 --- The graph of an evaluation. Output: "loss".

@@ -46,9 +46,10 @@ define.object {
     { "generate", "run:generate { ... }", "A prompt and the text that follows it, by the weights as they are now. A "
       .. "second argument is a function that gets pieces of what follows as they come.",
       fields = generate.fields, example = 'run:generate { prompt = "ROMEO:", tokens = 100 }' },
-    { "save", "run:save([folder[, { overwrite = true }]])", "Save the model, its vocabulary and what is needed to go "
-      .. "on exactly (default: the recipe's `save`). With overwrite it may replace a model that this run has not "
-      .. "written. Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"',
+    { "save", "run:save([folder[, { overwrite =, merge = }]])", "Save the model, its vocabulary and what is needed to "
+      .. "go on exactly (default: the recipe's `save`). With overwrite = true it may replace a model that this run has "
+      .. "not written; with merge = true it is the base model with what its adapters (nn.lora) add, from which no run "
+      .. "goes on. Of several ranks the first writes; all call it.", example = 'run:save "runs/shakespeare"',
       how = 'save "folder"' },
     { "arguments", "run.arguments", "What het.train was given, with defaults: run.arguments.steps. Nothing can be "
       .. "set." },

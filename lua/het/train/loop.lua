@@ -107,7 +107,9 @@ local function introduce(self, reporter)
   local a = self.arguments
   local batch = self.unit == "samples" and ("%d samples"):format(a.batch)
     or ("%d x %d tokens"):format(a.batch, self.context)
-  reporter:say(("%s parameters, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
+  local trained = self.session.trained
+  reporter:say(("%s parameters%s, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
+    trained < self.parameters and (", %s trained"):format(text.count(trained)) or "",
     a.precision, a.steps, batch, text.bytes(self.session.trainer:memory().total)))
   local skipped = define.kind_of(a.data) == "corpus" and a.data.native.skipped or 0
   if skipped > 0 then

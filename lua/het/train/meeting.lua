@@ -70,6 +70,8 @@ function meeting.check_places(self)
     end
     access.check(a.save, true)
     native.try_folder(a.save)
+    local problem = files.problem(a.save, a.model)
+    if problem then errors.usage("%s", problem) end
     local there = files.held(a.save)
     if there and there.foreign and self.overwrite then
       errors.usage("%s holds %s, which a save would leave beside the files it writes; another folder for `save` works",

@@ -163,12 +163,13 @@ function Run:gather()
   return self.cluster:gather(self.state)
 end
 
-local save_fields = { overwrite = true }
+local save_fields = { overwrite = true, merge = true }
 
 --- Save the model, its vocabulary and what is needed to go on exactly. Of several ranks the first writes; all call it.
 -- A model that this run has not written is not replaced.
 -- @string[opt] folder default: the recipe's `save`
--- @tparam[opt] table options `overwrite = true`: replace any model
+-- @tparam[opt] table options `overwrite = true`: replace any model; `merge = true`: of a model with adapters (nn.lora)
+-- the base model with what they add, from which no run goes on
 function Run:save(folder, options)
   local a = self.arguments
   folder = folder or a.save
@@ -178,11 +179,20 @@ function Run:save(folder, options)
   end
   for name in pairs(type(options) == "table" and options or { [options or "overwrite"] = true }) do
     if not save_fields[name] then
-      errors.usage("run:save: %s is not an option; there is { overwrite = true }", text.value(name))
+      errors.usage("run:save: %s is not an option; there are { overwrite = true, merge = true }", text.value(name))
     end
   end
+  local merge = options and options.merge
+  if merge and not (is_model(a.model) and rawget(a.model, "lora")) then
+    errors.usage "run:save: merge = true is for models with adapters (nn.lora); this one has none"
+  end
   self:prepare()
-  together.by_first(self, saving.check, self, folder, options and options.overwrite)
+  together.by_first(self, saving.check, self, folder, options and options.overwrite, merge)
+  if merge then
+    local state = self:gather()
+    if state then files.save_merged(folder, a.model, state, a.data:vocabulary()) end
+    return
+  end
   saving.now(self, folder)
 end
 

@@ -167,7 +167,10 @@ function saving.say_kept(run)
 end
 
 --- Raise where run:save would replace what is not to be replaced.
-function saving.check(run, folder, overwrite)
+function saving.check(run, folder, overwrite, merged)
+  local model = run.arguments.model
+  local problem = files.problem(folder, merged and model.lora.base or model)
+  if problem then errors.usage("run:save: %s", problem) end
   local held = not (overwrite and not native.confined()) and not run.overwrite and saving.held_by_others(run, folder)
   if held and overwrite then
     errors.usage("run:save: %s holds %s that this run has not written; the recipe asks to replace it, and --overwrite "

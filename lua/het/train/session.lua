@@ -132,6 +132,7 @@ function session.new(run, before)
   local training = graphs.training(spec)
   self.has_counter = training.counter
   self.shapes, self.parameters = shapes_of(training.graph)
+  self.trained = training.trained
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, program, before) end

@@ -14,27 +14,31 @@ namespace {
 
 constexpr int64_t kTokens = 6, kWidth = 8, kHidden = 16, kBlocks = 3;
 
-// Blocks of two projections with a residual, and a loss; trained by SGD with momentum.
-Graph model(DType dtype) {
+// Blocks of two projections with a residual, and a loss; trained by SGD with momentum. `frozen`: the second
+// projections are not trained, and kept in `dtype` alone.
+Graph model(DType dtype, bool frozen = false) {
   Graph graph;
   GraphBuilder b(graph);
-  const auto weight = [&](const std::string& name, Shape shape) {
+  std::vector<ValueId> trained;
+  const auto weight = [&](const std::string& name, Shape shape, bool is_frozen) {
+    if (is_frozen) return b.parameter(name, {dtype, std::move(shape)}, {});
     const ValueId master = b.parameter(name, {DType::f32, std::move(shape)}, {});
+    trained.push_back(master);
     return dtype == DType::f32 ? master : b.call("cast", {master}, {{"dtype", std::string(name_of(dtype))}});
   };
   ValueId x = b.input("inputs", {dtype, {1, kTokens, kWidth}});
   for (int i = 0; i < kBlocks; ++i) {
     const std::string name = "blocks." + std::to_string(i);
     b.begin_layer(name);
-    const ValueId up = b.call("linear", {x, weight(name + ".up", {kHidden, kWidth}), kAbsent});
+    const ValueId up = b.call("linear", {x, weight(name + ".up", {kHidden, kWidth}, false), kAbsent});
     const ValueId down =
-        b.call("linear", {b.call("gelu", {up}), weight(name + ".down", {kWidth, kHidden}), kAbsent});
+        b.call("linear", {b.call("gelu", {up}), weight(name + ".down", {kWidth, kHidden}, frozen), kAbsent});
     x = b.call("add", {x, down});
   }
   b.begin_layer("head");
   const ValueId loss = b.call("sum", {b.call("square", {x})}, {{"dtype", std::string("f32")}});
   b.output("loss", loss);
-  const auto gradients = differentiate(graph, loss);
+  const auto gradients = differentiate(graph, loss, trained);
   b.set_phase(Phase::update);
   b.set_layer(-1);
   const ValueId lr = b.input("lr", {DType::f32, {}}, true);
@@ -91,6 +95,24 @@ TEST_CASE("weights in a lower precision are kept beside the masters", "[planner]
   CHECK(found.precision == Precision::bf16);
   CHECK(found.weight_bytes == 6);
   CHECK(found.kinds[1].boundary_bytes == 2.0 * kTokens * kWidth);
+}
+
+TEST_CASE("parameters that are not trained have no gradient, no optimizer state and no master", "[planner]") {
+  const Model whole = model_of_graph(model(DType::bf16), "toy", 1, kTokens);
+  const Model half = model_of_graph(model(DType::bf16, true), "toy", 1, kTokens);
+  const LayerKind &block = half.kinds[1], &before = whole.kinds[1];
+  CHECK(whole.trained_share == 1);
+  CHECK(half.trained_share == 0.5);
+  CHECK(block.parameters == before.parameters);
+  CHECK(half.weight_bytes == (6 + 2) / 2.0);
+  CHECK(half.made_bytes == 1);
+  CHECK(half.gradient_bytes == 2);
+  CHECK(half.optimizer_bytes == whole.optimizer_bytes / 2);
+  CHECK(block.forward_flops == before.forward_flops);
+  CHECK(block.input_flops == before.input_flops);
+  CHECK(block.weight_flops == before.weight_flops / 2);
+  // gelu's result is for the gradient of the second weight alone.
+  CHECK(block.activation_bytes == before.activation_bytes - 2.0 * kTokens * kHidden);
 }
 
 TEST_CASE("degrees are those that share the features out evenly", "[planner]") {

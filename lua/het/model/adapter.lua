@@ -1,0 +1,230 @@
+--- Adapters (nn.lora) in folders as PEFT stores them: `adapter_config.json` and `adapter_model.safetensors`, with the
+-- names of the base model's layers; and a base model with its adapters merged.
+local native = require "het.native"
+local access = require "het.sandbox.access"
+local errors = require "het.errors"
+local families = require "het.families"
+local op = require "het.op"
+local tensors_of = require "het.families.tensors"
+local text = require "het.text"
+
+local adapter = {}
+
+--- The files of an adapter.
+adapter.config_file, adapter.tensors_file = "adapter_config.json", "adapter_model.safetensors"
+
+local prefix = "base_model.model."
+
+local function tools() return require("het.nn.lora").tools end
+
+local function names_of(place)
+  local theirs = prefix .. place.names[1]
+  return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
+end
+
+-- Places by the name of the layer in the file; several are parts of one layer there.
+local function by_layer(places)
+  local groups, list = {}, {}
+  for _, place in ipairs(places) do
+    local name = place.names[1]
+    if not groups[name] then
+      groups[name] = {}
+      list[#list + 1] = groups[name]
+    end
+    table.insert(groups[name], place)
+  end
+  return list
+end
+
+--- The tensors of a model's adapters under PEFT's names.
+-- @param model what nn.lora made
+-- @param state what has read(name)
+function adapter.tensors(model, state)
+  local result = {}
+  for _, group in ipairs(by_layer(model.lora.places)) do
+    local theirs_a, theirs_b = names_of(group[1])
+    local rows = {}
+    for i, place in ipairs(group) do
+      local a, b = tools().parameters_of(place)
+      result[theirs_a] = result[theirs_a] or state:read(a)
+      rows[i] = state:read(b)
+    end
+    rows[#rows + 1] = { dim = 0 }
+    local whole = #group > 1 and op.concat(unpack(rows)) or rows[1]
+    result[theirs_b] = group[1].by_heads and tensors_of.to_heads(model.arguments, whole) or whole
+  end
+  return result
+end
+
+--- What adapter_config.json says of a model's adapters.
+function adapter.config(model)
+  local lora, family = model.lora, families.of(model)
+  return {
+    peft_type = "LORA", task_type = family and family.name ~= "bert" and "CAUSAL_LM" or native.null,
+    base_model_name_or_path = rawget(model, "base_folder") or native.null, r = lora.rank, lora_alpha = lora.alpha,
+    lora_dropout = lora.dropout, target_modules = lora.targets, bias = "none", inference_mode = true,
+    fan_in_fan_out = family ~= nil and family.name == "gpt2", init_lora_weights = true, use_rslora = false,
+    use_dora = false, modules_to_save = native.null, hetrun_version = native.version(),
+  }
+end
+
+--- Whether a folder holds an adapter.
+function adapter.is_in(folder) return native.path_kind(folder .. "/" .. adapter.config_file) == "file" end
+
+local function is_given(value)
+  if value == nil or value == false or value == native.null then return false end
+  return type(value) ~= "table" or next(value) ~= nil
+end
+
+-- What PEFT's configuration may not ask for.
+local refused = { "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication",
+  "use_dora", "lora_bias", "target_parameters", "trainable_token_indices", "megatron_config",
+  "alora_invocation_tokens" }
+
+--- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, dropout }.
+function adapter.read_config(folder)
+  local path = folder .. "/" .. adapter.config_file
+  access.check(path)
+  local config = native.json_read(path)
+  local function refuse(...) errors.usage("%s: %s", path, (...):format(select(2, ...))) end
+  if type(config) ~= "table" or config.peft_type ~= "LORA" then
+    refuse("adapters of type %s are not supported; LORA is", text.value(type(config) == "table" and config.peft_type))
+  end
+  for _, name in ipairs(refused) do
+    if is_given(config[name]) then refuse("%s is not supported", name) end
+  end
+  if config.bias ~= nil and config.bias ~= "none" then refuse("bias = %s is not supported", text.value(config.bias)) end
+  if type(config.init_lora_weights) == "string" and config.init_lora_weights ~= "gaussian" then
+    refuse("init_lora_weights = %s, which may change the base model, is not supported",
+      text.value(config.init_lora_weights))
+  end
+  local rank, alpha = config.r, config.lora_alpha
+  if type(rank) ~= "number" or rank < 1 or rank % 1 ~= 0 then refuse("r = %s is no rank", text.value(rank)) end
+  if type(alpha) ~= "number" or alpha <= 0 then refuse("lora_alpha = %s is not above 0", text.value(alpha)) end
+  if config.use_rslora == true then alpha = alpha * math.sqrt(rank) end
+  local dropout = type(config.lora_dropout) == "number" and config.lora_dropout or 0
+  local base = config.base_model_name_or_path
+  return { rank = rank, alpha = alpha, dropout = dropout, base = type(base) == "string" and base or nil }
+end
+
+--- The tensors of an adapter by name, and the metadata of their file.
+function adapter.open(folder)
+  local path = folder .. "/" .. adapter.tensors_file
+  if native.path_kind(path) ~= "file" then
+    errors.usage("%s has an %s, but no %s", folder, adapter.config_file, adapter.tensors_file)
+  end
+  access.check(path)
+  return native.safetensors_open(path)
+end
+
+--- The names of the layers that have adapters in a file: whole ones, as nn.lora's targets.
+function adapter.targets(folder, stored)
+  local list = {}
+  for _, name in ipairs(text.keys(stored)) do
+    local layer, which = name:match("^" .. prefix:gsub("%.", "%%.") .. "(.+)%.lora_([AB])%.weight$")
+    if not layer then
+      errors.usage("%s/%s holds '%s', which is no A or B of a linear layer", folder, adapter.tensors_file, name)
+    end
+    if which == "A" then list[#list + 1] = layer end
+  end
+  return list
+end
+
+--- The adapters of a folder as initial values of a model's.
+-- @string folder
+-- @param model what nn.lora made
+-- @tparam function set_initial called with the name and the stored tensor of each parameter
+-- @treturn table the metadata of the file
+function adapter.set_initial(folder, model, set_initial)
+  local stored, metadata = adapter.open(folder)
+  local lora, used = model.lora, 0
+  local function take(name, shape)
+    local tensor = stored[name]
+    if not tensor then errors.usage("%s/%s has no '%s', which the model needs", folder, adapter.tensors_file, name) end
+    if not tensors_of.same_shape(tensor.shape, shape) then
+      errors.usage("%s/%s: '%s' is %s, the model needs %s", folder, adapter.tensors_file, name,
+        text.shape(tensor.shape), text.shape(shape))
+    end
+    used = used + 1
+    return tensor
+  end
+  for _, group in ipairs(by_layer(lora.places)) do
+    local theirs_a, theirs_b = names_of(group[1])
+    local outputs = 0
+    for _, place in ipairs(group) do outputs = outputs + place.outputs end
+    local whole_a = take(theirs_a, { lora.rank, group[1].inputs })
+    local whole_b = take(theirs_b, { outputs, lora.rank })
+    if group[1].by_heads then whole_b = tensors_of.from_heads(model.arguments, whole_b) end
+    for i, place in ipairs(group) do
+      local a, b = tools().parameters_of(place)
+      if i == 1 then set_initial(a, whole_a) end
+      set_initial(b, #group > 1 and whole_b:rows(place.first, place.outputs) or whole_b)
+    end
+  end
+  for name in pairs(stored) do used = used - (name and 1) end
+  if used ~= 0 then
+    errors.usage("%s holds adapters of layers for which the model has none: its targets are %s", folder,
+      table.concat(lora.targets, ", "))
+  end
+  return metadata
+end
+
+--- Of a state's tensors, those of the base model's parameters.
+function adapter.base_names(state)
+  local list = {}
+  for _, entry in ipairs(state:names()) do
+    if entry.trained and not entry.name:match "lora_[ab]$" then list[#list + 1] = entry end
+  end
+  return list
+end
+
+-- The rows that a place has of its layer's weight: the first one, and how many.
+local function rows_of(model, place)
+  if place.part == "" then return 0, place.outputs end
+  local a = families.settings(model.arguments, families.of(model))
+  local d = a.head_size or a.width / a.heads
+  local first = { q = 0, k = a.heads * d, v = (a.heads + (a.kv_heads or a.heads)) * d }
+  return first[place.part], place.outputs
+end
+
+--- What reads a model's parameters with its adapters merged: W + scale · B A.
+-- @param model what nn.lora made
+-- @param state what has read(name), of the model with its adapters
+-- @treturn table `names`: of the base model's parameters; `read(name)`
+function adapter.merged(model, state)
+  local lora, places = model.lora, {}
+  for _, place in ipairs(lora.places) do
+    local name = place.path .. (place.part == "" and ".weight" or ".qkv.weight")
+    places[name] = places[name] or {}
+    table.insert(places[name], place)
+  end
+  local merged = {}
+  function merged.names() return adapter.base_names(state) end
+  function merged.read(_, name)
+    local weight = state:read(name):to "f32"
+    if not places[name] then return weight end
+    local sizes, parts, at = {}, {}, 0
+    table.sort(places[name], function(x, y) return rows_of(model, x) < rows_of(model, y) end)
+    local function keep(count)
+      if count > 0 then
+        parts[#parts + 1] = op.slice(weight, { dim = 0, start = at, length = count })
+        sizes[#sizes + 1], at = count, at + count
+      end
+    end
+    for _, place in ipairs(places[name]) do
+      local first, count = rows_of(model, place)
+      keep(first - at)
+      local a, b = tools().parameters_of(place)
+      local change = op.matmul(state:read(b):to "f32", state:read(a):to "f32")
+      keep(count)
+      parts[#parts] = op.add(parts[#parts], op.scale(change, { factor = lora.alpha / lora.rank }))
+    end
+    keep(weight.shape[1] - at)
+    if #parts == 1 then return parts[1] end
+    parts[#parts + 1] = { dim = 0 }
+    return (op.concat(unpack(parts)))
+  end
+  return merged
+end
+
+return adapter

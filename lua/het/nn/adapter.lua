@@ -1,0 +1,52 @@
+--- Low-rank adapters (LoRA, Hu et al. 2022) of linear layers: y = W x + b + scale · B A x. A description has them as
+-- `adapters`, a table by part: "" of a linear layer, "q", "k" and "v" of an attention whose projections are one layer.
+-- Each is { rank, scale, dropout, inputs, outputs, beside }; `beside`: its A is that of the layer of this name beside
+-- it.
+local op = require "het.op"
+
+local adapter = {}
+
+local parts = { "", "q", "k", "v" }
+
+local function name_of(part, which) return part == "" and which or part .. "." .. which end
+
+--- Names of the parameters of a part: of A and of B.
+function adapter.names(part) return name_of(part, "lora_a"), name_of(part, "lora_b") end
+
+--- Parameters of a layer, and those of its adapters. A begins as PEFT has it, B as zeros.
+function adapter.with_parameters(list, adapters)
+  for _, part in ipairs(parts) do
+    local own = adapters[part]
+    if own then
+      local a, b = adapter.names(part)
+      list[#list + 1] = { a, { own.rank, own.inputs }, init = { kind = "uniform", scale = 1 / math.sqrt(own.inputs) },
+        beside = own.beside, tied = own.beside ~= nil or nil }
+      list[#list + 1] = { b, { own.outputs, own.rank }, init = "zeros" }
+    end
+  end
+  return list
+end
+
+--- y, what a part gives for x, and what its adapter adds.
+-- @param self the bound layer
+-- @string part
+-- @param x what comes in
+-- @param y what goes out without the adapter
+function adapter.add(self, part, x, y)
+  local own = self.adapters and self.adapters[part]
+  if not own then return y end
+  local a, b = adapter.names(part)
+  local h = op.linear(self.builder:dropout(x, own.dropout), self[a], false)
+  return (op.add(y, op.linear(op.scale(h, { factor = own.scale }), self[b], false)))
+end
+
+--- What the tree says of them.
+function adapter.show(adapters)
+  local shown = {}
+  for _, part in ipairs(parts) do
+    if adapters[part] then shown[#shown + 1] = (part == "" and "" or part .. " ") .. "rank " .. adapters[part].rank end
+  end
+  return ", adapters of " .. table.concat(shown, ", ")
+end
+
+return adapter

@@ -1,0 +1,206 @@
+--- Models of which a part is trained: nn.frozen, and nn.lora with low-rank adapters (het.nn.adapter) of linear layers.
+local adapter = require "het.nn.adapter"
+local define = require "het.language.define"
+local errors = require "het.errors"
+local families = require "het.families"
+local suggest = require "het.language.suggest"
+local text = require "het.text"
+
+local lora = {}
+
+local function freeze(copy) copy.frozen = true end
+
+--- nn.frozen(layer)
+lora.frozen = define.constructor {
+  name = "nn.frozen",
+  sentence = "The same layer, whose parameters are not trained: they have no gradient and no state of the optimizer.",
+  example = "nn.sequential { nn.frozen(nn.linear(64, 64)), nn.gelu(), nn.linear(64, 8) }",
+  kind = "layer", positional = 1,
+  fields = { { "layer", "layer", "the layer", required = true } },
+  build = function(a) return a.layer:copied(freeze) end,
+}
+
+-- The layers of a model by path.
+local function layers_of(model)
+  local found = {}
+  model:walk(function(inner, path) found[path] = inner end)
+  return found
+end
+
+local function is_linear(inner) return inner ~= nil and inner.class.name == "nn.linear" end
+
+-- A linear layer, or part of one, that may have an adapter: { path, part, inputs, outputs, names = { theirs, ours } }.
+local function place_of(path, inner, theirs, part)
+  return { path = path, part = part or "", inputs = inner.arguments.inputs, outputs = inner.arguments.outputs,
+    names = { theirs or path, path } }
+end
+
+local function without_weight(name) return (name:gsub("%.weight$", "")) end
+
+-- Places of the layers that a family stores, under their names.
+local function places_of_family(family, model)
+  local a, layers, places = model.arguments, layers_of(model), {}
+  local function push(place) places[#places + 1] = place end
+  for _, row in ipairs(families.rows(family, a)) do
+    local theirs, ours = row[1], row[2]
+    if type(theirs) == "string" and type(ours) == "string" then
+      local path = without_weight(ours)
+      if theirs:find "%.weight$" and is_linear(layers[path]) and path ~= "head" then
+        local place = place_of(path, layers[path], without_weight(theirs))
+        place.by_heads = row.by_heads
+        push(place)
+      end
+    elseif type(theirs) == "table" and not row.experts and theirs[1]:find "%.weight$" then   -- queries, keys, values
+      local path = without_weight(ours):match "^(.*)%.qkv$"
+      local s = layers[path].arguments
+      local d = s.head_size or s.width / s.heads
+      for i, part in ipairs { "q", "k", "v" } do
+        push { path = path, part = part, inputs = s.width, outputs = (i == 1 and s.heads or s.kv_heads or s.heads) * d,
+          names = { without_weight(theirs[i]), path .. "." .. part } }
+      end
+    elseif type(ours) == "table" and ours[1]:find "%.weight$" then   -- theirs is several of ours
+      local first = 0
+      for i, name in ipairs(ours) do
+        local path = without_weight(name)
+        local place = place_of(path, layers[path], without_weight(theirs))
+        place.first, place.beside = first, i > 1 and without_weight(ours[1]):match "[^.]+$" or nil
+        first = first + place.outputs
+        push(place)
+      end
+    end
+  end
+  return places
+end
+
+-- Places of the layers of any model, under our names. The classifier of a language model multiplies elsewhere.
+local function places_of(model)
+  local family = families.of(model)
+  if family then return places_of_family(family, model) end
+  local places = {}
+  model:walk(function(inner, path)
+    if is_linear(inner) and not (model.class.last and path == "head") then
+      places[#places + 1] = place_of(path, inner)
+    end
+  end)
+  return places
+end
+
+local function matches(place, target)
+  for _, name in ipairs(place.names) do
+    if name == target or name:sub(-#target - 1) == "." .. target then return true end
+  end
+  return false
+end
+
+local function last_name(name) return name:match "[^.]+$" end
+
+-- Last names of the places, each once.
+local function names_of(places)
+  local known, list = {}, {}
+  for _, place in ipairs(places) do
+    local name = last_name(place.names[1])
+    if not known[name] then known[name], list[#list + 1] = true, name end
+  end
+  return list
+end
+
+-- The places that targets choose; those that choose none are reported.
+local function chosen(places, targets, report)
+  if not targets then return places end
+  local list, hit = {}, {}
+  for _, place in ipairs(places) do
+    local is_chosen = false
+    for _, target in ipairs(targets) do
+      if matches(place, target) then is_chosen, hit[target] = true, true end
+    end
+    if is_chosen then list[#list + 1] = place end
+  end
+  for _, target in ipairs(targets) do
+    if not hit[target] then
+      report("targets", ("nn.lora.targets: no linear layer that can have an adapter is named %s%s"):format(
+        text.value(target), suggest.sentence(tostring(target), names_of(places))))
+    end
+  end
+  return list
+end
+
+-- Targets as PEFT writes them: last names where these choose the same layers, else whole names.
+local function targets_of(places, list)
+  local short, whole, known = names_of(list), {}, {}
+  for _, place in ipairs(list) do
+    local name = place.names[1]
+    if not known[name] then known[name], whole[#whole + 1] = true, name end
+  end
+  local count = 0
+  for _, place in ipairs(places) do
+    for _, name in ipairs(short) do
+      if last_name(place.names[1]) == name then count = count + 1 end
+    end
+  end
+  return count == #list and short or whole
+end
+
+--- nn.lora { model = , rank = , alpha = , targets = }
+lora.lora = define.constructor {
+  name = "nn.lora",
+  sentence = "A model whose parameters stay as they are, with low-rank adapters (Hu et al. 2022) of its linear layers, "
+    .. "which are trained: W x + alpha / rank · B A x. It begins as the model does: B is 0. A run saves it as PEFT "
+    .. "does; het.load reads it again, and PEFT's.",
+  example = 'nn.lora { model = het.load "folder", rank = 8, alpha = 16, targets = { "q_proj", "v_proj" } }',
+  kind = "layer",
+  fields = {
+    { "model", "layer", "a model, also one that het.load returns", required = true },
+    { "rank", "integer", "rows of A and columns of B", default = 8, min = 1 },
+    { "alpha", "number", "times what the adapters add, over the rank", default = 16, above = 0 },
+    { "targets", "list", 'which layers: ends of their names, as PEFT\'s target_modules ("q_proj") or ours ("mlp.up") '
+      .. "(default: every linear layer but the classifier)" },
+    { "dropout", "number", "of what goes into the adapters, while training", default = 0, min = 0, below = 1 },
+  },
+  check = function(a, report)
+    if rawget(a.model, "lora") then
+      report("model", "nn.lora.model has adapters already")
+    elseif a.targets and #a.targets == 0 then
+      report("targets", "nn.lora.targets is empty; name layers, or leave it out")
+    else
+      local places = places_of(a.model)
+      if #places == 0 then report("model", "nn.lora.model has no linear layer that can have an adapter") end
+      for _, target in ipairs(a.targets or {}) do
+        if type(target) ~= "string" then
+          return report("targets", ("nn.lora.targets: %s is no name"):format(text.value(target)))
+        end
+      end
+      chosen(places, a.targets, report)
+    end
+  end,
+  build = function(a)
+    local places = places_of(a.model)
+    local list = chosen(places, a.targets, function(_, sentence) errors.usage("%s", sentence) end)
+    local by_path = {}
+    for _, place in ipairs(list) do
+      by_path[place.path] = by_path[place.path] or {}
+      by_path[place.path][place.part] = { rank = a.rank, scale = a.alpha / a.rank, dropout = a.dropout,
+        inputs = place.inputs, outputs = place.outputs, beside = place.beside }
+    end
+    local model = a.model:copied(function(copy, path)
+      copy.frozen, copy.adapters = true, by_path[path]
+    end)
+    rawset(model, "lora", { rank = a.rank, alpha = a.alpha, dropout = a.dropout, targets = targets_of(places, list),
+      places = list, base = a.model })
+    if rawget(model, "folder") then rawset(model, "base_folder", model.folder) end
+    return model
+  end,
+}
+
+-- The names of the parameters of a place's adapter: of A and of B.
+local function parameters_of(place)
+  local a, b = adapter.names(place.part)
+  local at = place.beside and place.path:gsub("[^.]+$", place.beside) or place.path
+  local function under(path, name) return path == "" and name or path .. "." .. name end
+  return under(at, a), under(place.path, b)
+end
+
+--- For het.model.adapter; no part of het.nn. `parameters_of(place)`: the names of the parameters of a place's adapter,
+-- of A and of B.
+lora.tools = { parameters_of = parameters_of }
+
+return lora
