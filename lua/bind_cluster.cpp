@@ -61,8 +61,8 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const ch
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// {recipe, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run, links, least,
-// most}.
+// {recipe, settings, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run,
+// links, least, most}.
 JoinSettings settings_at(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   JoinSettings settings;
@@ -77,7 +77,7 @@ JoinSettings settings_at(lua_State* L) {
   const auto digest_of = [&](const char* what) {
     return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or("")));
   };
-  settings.recipe_digest = digest_of("recipe");
+  settings.recipe_digest = digest_of("recipe") + '\n' + field<std::string>(L, 1, "settings").value_or("");
   settings.data_digest = digest_of("data");
   settings.links = links_at(L, 1);
   settings.least = field<int>(L, 1, "least").value_or(settings.least);

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/cluster/lease.h"
+#include "core/cluster/recipe_digest.h"
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
 #include "core/io/json.h"
@@ -191,11 +192,16 @@ std::optional<Problem> problem_of(const RosterView& view) {
         fmt::format("{} {} {}, but {}, which came first, {} {}; all members need the same {}",
                     show(other.record.member), verb, theirs, show(first.record.member), verb, ours, same)};
   };
+  const auto with = [](const std::string& what) {  // a hash stands alone
+    return (what.find(' ') == what.npos ? "" : "with ") + what;
+  };
   for (const Present* other : order) {
     const MemberInfo &a = first.record.member, &b = other->record.member;
     if (a.version != b.version) return differs(*other, "runs hetrun", b.version, a.version, "version");
-    if (a.recipe_digest != b.recipe_digest)
-      return differs(*other, "has the recipe", b.recipe_digest, a.recipe_digest, "recipe");
+    if (!same_recipe(a.recipe_digest, b.recipe_digest)) {
+      const RecipeDifference unlike = difference_of(b.recipe_digest, a.recipe_digest);
+      return differs(*other, "has the recipe", with(unlike.first), with(unlike.second), "recipe");
+    }
     if (a.data_digest != b.data_digest)
       return differs(*other, "has the data", b.data_digest, a.data_digest, "data");
     if (first.record.world_size != other->record.world_size)

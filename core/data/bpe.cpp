@@ -137,6 +137,9 @@ std::vector<std::string> texts_of(const Json& json, const char* name, std::strin
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(const Path& folder) {
   const Path vocabulary = folder.child("vocab.json");
+  for (const char* name : {"vocab.json", "merges.txt"})
+    if (kind_of(folder) == FileKind::folder && kind_of(folder.child(name)) == FileKind::none)
+      fail_usage("BPE folder {} has no {}", folder.text, name);
   return std::make_unique<BpeTokenizer>(
       tokens_by_id(read_json(vocabulary), fmt::format("'{}'", vocabulary.text)),
       merge_lines(read_file(folder.child("merges.txt"))), fmt::format("'{}'", folder.text));

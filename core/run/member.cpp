@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
+#include "core/cluster/recipe_digest.h"
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
 
@@ -81,7 +82,11 @@ void Member::check_alike(const MemberRecord& other) const {
                other.host);
   };
   if (other.version != record_.version) refuse("version of hetrun");
-  if (other.recipe_digest != record_.recipe_digest) refuse("recipe");
+  if (!same_recipe(other.recipe_digest, record_.recipe_digest)) {
+    const RecipeDifference unlike = difference_of(record_.recipe_digest, other.recipe_digest);
+    fail_usage("this process has another recipe than the member of run '{}' on {}: {} here, {} there",
+               options_.run, other.host, unlike.first, unlike.second);
+  }
   if (other.data_digest != record_.data_digest) refuse("data");
 }
 

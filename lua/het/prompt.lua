@@ -82,6 +82,41 @@ function prompt.explain(name)
   native.write("stdout", het.help(name:match "^%s*(.-)%s*$", resolve) .. "\n")
 end
 
+-- Where the last `{` of `text` that is not closed stands; nil where there is none, or a string is not closed.
+local function open_brace(text)
+  local open, quote, at = {}, nil, 1
+  while at <= #text do
+    local character = text:sub(at, at)
+    if quote then
+      if character == "\\" then at = at + 1 elseif character == quote then quote = nil end
+    elseif character == '"' or character == "'" then
+      quote = character
+    elseif character == "{" or character == "(" then
+      open[#open + 1] = { character, at }
+    elseif character == "}" or character == ")" then
+      open[#open] = nil
+    end
+    at = at + 1
+  end
+  local last = not quote and open[#open]
+  return last and last[1] == "{" and last[2] or nil
+end
+
+local fields_of
+
+-- The fields of what an open brace at the end of `before` begins: a constructor's call, or a record among its fields.
+function fields_of(before)
+  local define = require "het.language.define"
+  local path = before:match "([%a_][%w_%.]*)%s*%(?%s*$"
+  local value = path and resolve(path)
+  local definition = type(value) == "function" and define.lookup(value) or path and define.lookup(path)
+  if definition and type(definition.fields) == "table" then return definition.fields end
+  local name, outer = before:match "([%a_][%w_]*)%s*=%s*$", open_brace(before)
+  for _, field in ipairs(name and outer and fields_of(before:sub(1, outer - 1)) or {}) do
+    if field[1] == name then return field.fields end
+  end
+end
+
 --- Names that could complete the end of `text`: globals, fields after a dot, methods after a colon.
 function prompt.completions(text)
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
@@ -118,6 +153,9 @@ function prompt.completions(text)
     if separator == ":" and type(value) == "string" then
       for name in pairs(string) do add_name(name) end
     end
+  elseif text:match "[{,]%s*[%w_]*$" and open_brace(text) and fields_of(text:sub(1, open_brace(text) - 1)) then
+    word = text:match "[%w_]*$"
+    for _, field in ipairs(fields_of(text:sub(1, open_brace(text) - 1))) do add_name(field[1]) end
   elseif not text:match "[%)%]}\"'][%.:][%w_]*$" then   -- of what a call gives nothing is known before it is made
     word = text:match "[%w_]*$"
     for name in pairs(environment) do add_name(name) end

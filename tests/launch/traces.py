@@ -102,7 +102,7 @@ if opt.spread then"""
             self.assertTrue(line, err)
             self.assertAlmostEqual(int(line[2]), 100 * share, delta=0.51)
         longest = max(results['ranks'], key=lambda rank: rank['computed_s'])
-        self.assertIn(f'; the slowest ({longest["device"]})', err)
+        self.assertIn(f'; slowest rank ({longest["device"]})', err)
 
     @unittest.skipUnless(clocks_can_be_set(), 'no time namespaces for users here')
     def test_a_trace_has_one_clock_where_hosts_have_their_own(self):

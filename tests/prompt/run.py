@@ -370,6 +370,22 @@ tell(x * 2 + 1)
         self.assertEqual(sorted(methods), ['decode', 'encode', 'has_holdout', 'sampler', 'vocabulary'])
         self.assertEqual(set(fields) - set(methods), {'vocab', 'known', 'tokens', 'examples'})
 
+    def test_fields_of_constructors_are_completed(self):
+        asked = ('x = het.train { mod', 'het.train { model = nn.linear(2, 2), evaluate = { ev', 'nn.attention { hea',
+                 'nn.attention { width = 8, causal = tr', 'data.text { path = "a", tok', 'print({ hea')
+        lines = 'local _ = het.load\n' + ''.join(
+            f'print(table.concat(require("het.prompt").completions {json.dumps(line)}, " "))\n' for line in asked)
+        out, _ = self.hetrun('--trust', lines=lines)
+        self.assertEqual(out, 'model\nevery\nhead_size heads\ntrue\ntokenizer\n\n')
+
+    def test_names_of_other_libraries_lead_to_ours(self):
+        for name, meant in (('epochs', '`steps`'), ('batch_size', '`batch`'), ('lr', '`optimizer = optim.adamw { lr = ... }`')):
+            self.says(f'het.train {{ {name} = 3 }}', f"unknown field '{name}'; use {meant}")
+
+    def test_a_run_is_started_without_arguments(self):
+        out, err = self.hetrun(lines=f'{self.SESSION}mine:start {{ steps = 3 }}\n', code=2)
+        self.assertIn('run:start takes no arguments, and ', err)
+
     def test_a_prompt_that_the_model_cannot_read(self):
         said = "the character 'ï' (U+00EF) at character 3 (line 1) is not in the vocabulary"
         for call in ('mine:generate { prompt = "naïve", tokens = 2 }', 'mine:save "mine"; het.load("mine"):generate { prompt = '

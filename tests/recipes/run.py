@@ -486,7 +486,7 @@ class Runs(Case):
                       self.hetrun(recipe, '--text=other.txt', *small, '--steps=3', code=2).stderr)
         self.assertEqual(self.files_of_run('model'), kept)
         done = self.hetrun(recipe, '--text=text.txt', *small, '--steps=2', '--json')
-        self.assertIn('nothing to do: 2 of 2 steps are done', done.stderr)
+        self.assertIn('already trained for all 2 steps; raise `steps` to continue', done.stderr)
         self.assertIsNone(json.loads(done.stdout.splitlines()[-1])['tokens_per_s'])
 
     def test_blocks_of_ones_own_are_not_lost(self):

@@ -9,6 +9,7 @@
 --             fields = (of a record), path = "read" or "write" (it names a file or folder that is),
 --             unit = { parse =, such_as =, zero = } (a text that stands for a quantity: how it is read, examples, and
 --             whether it may be 0) }
+--   instead   what to use in place of names that other libraries have for a field, by that name: a few words
 --   positional  how many of the fields may be given in order: nn.linear(768, 3072)
 --   list      { type, doc, least = }: what the list part of the argument holds
 --   check     function(arguments, report): rules between fields; report(field, sentence), report() when that is done
@@ -229,7 +230,7 @@ end
 
 -- Check `given` against `fields`; returns the arguments with defaults, whether all is well, and whether at least the
 -- values of known fields are.
-local function check_fields(constructor, owner, prefix, fields, given, list)
+local function check_fields(constructor, owner, prefix, fields, given, list, instead)
   local arguments, sound, values_sound, known = {}, true, true, {}
   local function report(field, sentence)
     sound = false
@@ -238,7 +239,9 @@ local function check_fields(constructor, owner, prefix, fields, given, list)
   for _, field in ipairs(fields) do known[field[1]] = field end
   for _, key in ipairs(text.keys(given)) do
     if type(key) == "string" and not known[key] then
-      report(key, ("%s has no field '%s'%s"):format(owner, key, suggest.sentence(key, names_of(fields), "?" .. owner)))
+      local other = instead and instead[key]
+      report(key, other and ("unknown field '%s'; use %s"):format(key, other)
+        or ("%s has no field '%s'%s"):format(owner, key, suggest.sentence(key, names_of(fields), "?" .. owner)))
     elseif type(key) ~= "string" and not list then
       report(nil, ("%s takes named fields; it was given %s without a name (fields: %s)"):format(
         owner, text.value(given[key]), table.concat(names_of(fields), ", ")))
@@ -345,7 +348,8 @@ function define.constructor(definition)
   local function construct(...)
     local given = gather(definition, ...)
     local arguments, sound, values_sound =
-      check_fields(definition.name, definition.name, "", definition.fields, given, definition.list)
+      check_fields(definition.name, definition.name, "", definition.fields, given, definition.list,
+        definition.instead)
     if definition.list then sound = check_list(definition, given, arguments) and sound end
     local function report(field, sentence)
       sound = false

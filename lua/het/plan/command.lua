@@ -356,13 +356,26 @@ function planning.group_of(plan, event)
   return (event.stage - 1) % (#plan.pipelines[event.pipeline].stages / plan.chunks) + 1
 end
 
--- A process for each pipeline; in it each group of devices has two threads, the second for what is on its links.
+-- A process for each pipeline; in it each group of devices, or rank, has two threads, the second for what is on its
+-- links.
 local function write_trace(path, answer)
-  local events = {}
+  local events, named = {}, {}
+  local function name(what, pid, tid, words)
+    local key = ("%s %d %d"):format(what, pid, tid)
+    if named[key] then return end
+    named[key] = true
+    events[#events + 1] = { name = what, ph = "M", pid = pid, tid = tid, args = { name = words } }
+  end
   for _, event in ipairs(answer.events) do
     local wire = event.wire or event.kind == "send" or event.kind == "reduce" or event.kind == "gather"
+    local group = event.rank or planning.group_of(answer.plan, event)
+    local tid = group * 2 + (wire and 1 or 0)
+    local who = event.rank and ("rank %d"):format(event.rank)
+      or table.concat(answer.plan.pipelines[event.pipeline].stages[group].devices, ", ")
+    name("process_name", event.pipeline, 0, ("pipeline %d"):format(event.pipeline))
+    name("thread_name", event.pipeline, tid, ("%s: %s"):format(who, wire and "communication" or "computation"))
     events[#events + 1] = { name = event.name or ("%s %d"):format(event.kind, event.item), ph = "X",
-      pid = event.pipeline, tid = (event.rank or planning.group_of(answer.plan, event)) * 2 + (wire and 1 or 0),
+      pid = event.pipeline, tid = tid,
       ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6, cat = event.kind }
   end
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })

@@ -108,6 +108,33 @@ function digest.of_recipe(a)
   return digest.text_of(compared)
 end
 
+-- Settings as lines "name = value", numbers and words alone; of objects those that they were made with.
+local function list_settings(name, value, out, depth)
+  local kind = type(value)
+  if kind == "number" or kind == "boolean" or kind == "string" and #value <= 80 and not value:find "%c" then
+    out[#out + 1] = ("%s = %s"):format(name, kind == "string" and value or text.value(value))
+  elseif kind == "table" and depth < 4 then
+    local inner = value
+    if debug.getmetatable(value) ~= nil then inner = rawget(value, "arguments") end
+    for _, key in ipairs(type(inner) == "table" and text.keys(inner) or {}) do
+      list_settings(("%s.%s"):format(name, tostring(key)), inner[key], out, depth + 1)
+    end
+  end
+end
+
+--- What a message on ranks with different recipes chooses from: a line "name = value" for each setting.
+-- @tparam table a arguments of het.train
+function digest.settings(a)
+  local out = {}
+  for _, name in ipairs(text.keys(a)) do
+    if not own_affairs[name] then list_settings(name, a[name], out, 1) end
+  end
+  for _, name in ipairs(text.keys(options.values())) do
+    list_settings("--" .. name, options.values()[name], out, 1)
+  end
+  return table.concat(out, "\n", 1, math.min(#out, 100))
+end
+
 --- What the ranks compare of the data.
 -- @param data a corpus or pairs
 function digest.of_data(data)

@@ -12,6 +12,13 @@ local function is_model(value) return define.kind_of(value) == "layer" end
 
 -- Methods that check for recipes what the library does right.
 local recipe_methods = {
+  start = function(self, ...)
+    if select("#", ...) > 0 then
+      errors.usage("run:start takes no arguments, and %s was given; what a run does stands in het.train { ... }",
+        text.value((...)))
+    end
+    return self:start()
+  end,
   generate = function(self, options, emit)
     if emit ~= nil then define.expect("run:generate: the second argument", emit, "function") end
     return self:generate(options, emit)
@@ -180,6 +187,10 @@ return define.constructor {
   name = "train", kind = "run",
   sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does so at the "
     .. "prompt.",
+  instead = { epochs = "`steps`", num_epochs = "`steps`", max_steps = "`steps`", iterations = "`steps`",
+    batch_size = "`batch`", lr = "`optimizer = optim.adamw { lr = ... }`", learning_rate =
+    "`optimizer = optim.adamw { lr = ... }`", dataset = "`data`", dtype = "`precision`", output_dir = "`save`",
+    checkpoint = "`save` or `from`" },
   example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"
     .. "                   optimizer = optim.adamw { lr = 1e-3 } }",
   fields = {

@@ -68,12 +68,12 @@ local function report_ranks(self, reporter, results)
     if ranks[i].computed_s > ranks[slowest].computed_s then slowest = i end
   end
   for i, rank in ipairs(ranks) do
-    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%; bubbles %.0f %%), sends %s, "
-      .. "takes %s of memory%s"
+    local sentence = "rank %d: a step computes %s and waits %s (%.0f %%; bubbles %.0f %%), sends %s per "
+      .. "step, takes %s of memory%s"
     reporter:say(sentence:format(
       rank.rank, native.show_seconds(rank.computed_s), native.show_seconds(rank.waited_s),
       100 * rank.waited_s / (rank.computed_s + rank.waited_s), 100 * rank.bubble_share, text.bytes(rank.sent_bytes),
-      text.bytes(rank.memory_bytes), i == slowest and ("; the slowest (%s)"):format(rank.device) or ""))
+      text.bytes(rank.memory_bytes), i == slowest and ("; slowest rank (%s)"):format(rank.device) or ""))
     if rank.behind_s > 0 then
       reporter:say(("rank %d fell %s behind the pace of its device: this machine is slower than that"):format(rank.rank,
         native.show_seconds(rank.behind_s)))
@@ -126,8 +126,7 @@ local function introduce(self, reporter)
       self.session.beyond_megatron < 0 and "less" or "more"))
   end
   if self.step >= a.steps then
-    reporter:say(("nothing to do: %d of %d steps are done; a greater `steps` goes on"):format(self.step,
-      a.steps))
+    reporter:say(("already trained for all %d steps; raise `steps` to continue"):format(a.steps))
   elseif self.step > 0 then
     reporter:say(("going on after step %d"):format(self.step))
   elseif self.resume then
@@ -237,7 +236,7 @@ local function begun(self) return self.member and self.begun or self.first_step 
 local function save_at_end(self, reporter)
   if not self.arguments.save or self.step == begun(self) then
     if self.interrupted then
-      reporter:say(("stopped after step %d; nothing was saved (set save = \"folder\")"):format(self.step))
+      reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))
     end
     return
   end

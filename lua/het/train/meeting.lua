@@ -131,6 +131,10 @@ function meeting.join(self)
     meeting.check_places(self)
     return function() end
   end
+  if native.is_alone() and (settings.rendezvous or "") ~= "" and not settings.elastic then
+    errors.usage("--rendezvous=%s is where ranks meet; set RANK (from 0) and WORLD_SIZE for each process",
+      settings.rendezvous)
+  end
   if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
   -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
   if automatic and automatic.cluster then
@@ -147,7 +151,7 @@ function meeting.join(self)
     rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
-    recipe = digest.of_recipe(a), data = digest.of_data(a.data),
+    recipe = digest.of_recipe(a), settings = digest.settings(a), data = digest.of_data(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
   fault.in_phase "start"

@@ -156,7 +156,8 @@ function Progress:step(step, snapshot)
     rate = self.tokens_per_step / step.seconds
     -- A mean over about three seconds: the weight of a step is its share of them.
     local weight = math.min(1, math.max(0.02, step.seconds / 3))
-    self.rate = self.rate and self.rate + weight * (rate - self.rate) or rate
+    -- The first step, which is not typical, counts until there is another.
+    self.rate = self.steps_timed > 2 and self.rate + weight * (rate - self.rate) or rate
     -- No device does more than its peak: one that is lower was measured while others used the machine.
     if self.peak then self.peak = math.max(self.peak, rate * self.flops_per_token) end
   end
