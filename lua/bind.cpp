@@ -51,27 +51,6 @@ std::string_view symbol_of(std::string_view function) {
   return {};
 }
 
-// What "value:__add" would do with a tensor and a value; empty of what is no operator.
-std::string_view mixing_of(std::string_view function) {
-  constexpr std::pair<std::string_view, std::string_view> kMixings[] = {
-      {"__add", "add a tensor to a graph value"},
-      {"__sub", "subtract a tensor and a graph value"},
-      {"__mul", "multiply a graph value by a tensor"},
-      {"__div", "divide a tensor and a graph value"}};
-  for (const auto& [name, mixing] : kMixings)
-    if (function.ends_with(name)) return mixing;
-  return {};
-}
-
-// "tensor" of an object of the engine; "userdata" of another.
-std::string class_of(lua_State* L, int index) {
-  if (luaL_getmetafield(L, index, "__metatable") == 0) return "userdata";
-  const char* name = lua_tostring(L, -1);
-  const std::string result = name == nullptr ? "userdata" : name;
-  lua_pop(L, 1);
-  return result;
-}
-
 }  // namespace
 
 void wrong_argument(lua_State* L, int index, std::string_view wanted) {
@@ -81,10 +60,6 @@ void wrong_argument(lua_State* L, int index, std::string_view wanted) {
   std::string given = lua_typename(L, lua_type(L, index));
   if (index > lua_gettop(L)) given = "nothing";
   if (lua_type(L, index) == LUA_TNUMBER) given = fmt::format("{}", lua_tonumber(L, index));
-  if (lua_type(L, index) == LUA_TUSERDATA) given = class_of(L, index);
-  if (const std::string_view mixed = mixing_of(function); !mixed.empty())
-    if ((wanted == "value" && given == "tensor") || (wanted == "tensor" && given == "value"))
-      fail_usage("cannot {} inside `forward`", mixed);
   if (const std::string_view symbol = symbol_of(function); !symbol.empty())
     fail_usage("'{}' cannot compute with {}; a {} is needed", symbol, given, wanted);
   if (index < 0) fail_usage("{}: {} is needed, not {}", function, wanted, given);

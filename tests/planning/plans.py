@@ -255,6 +255,9 @@ class Simulations(Case):
         self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua', '--trace=trace.json')
         events = json.loads((self.folder / 'trace.json').read_text())['traceEvents']
         self.assertEqual(sum(event['cat'] == 'forward' for event in events), 8)
+        names = [event['args']['name'] for event in events if event['ph'] == 'M']
+        self.assertEqual(names[0], 'pipeline 1')
+        self.assertLessEqual({'a:0: computation', 't:0: computation'}, set(names))
 
     def test_a_recipe_without_a_plan(self):
         self.assertIn('small.lua has no `plan` to simulate', self.refused('simulate', 'small.lua'))

@@ -364,7 +364,7 @@ local function write_trace(path, answer)
     local key = ("%s %d %d"):format(what, pid, tid)
     if named[key] then return end
     named[key] = true
-    events[#events + 1] = { name = what, ph = "M", pid = pid, tid = tid, args = { name = words } }
+    events[#events + 1] = { name = what, ph = "M", cat = "__metadata", pid = pid, tid = tid, args = { name = words } }
   end
   for _, event in ipairs(answer.events) do
     local wire = event.wire or event.kind == "send" or event.kind == "reduce" or event.kind == "gather"
@@ -375,8 +375,8 @@ local function write_trace(path, answer)
     name("process_name", event.pipeline, 0, ("pipeline %d"):format(event.pipeline))
     name("thread_name", event.pipeline, tid, ("%s: %s"):format(who, wire and "communication" or "computation"))
     events[#events + 1] = { name = event.name or ("%s %d"):format(event.kind, event.item), ph = "X",
-      pid = event.pipeline, tid = tid,
-      ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6, cat = event.kind }
+      pid = event.pipeline, tid = tid, ts = event.start * 1e6, dur = (event["end"] - event.start) * 1e6,
+      cat = event.kind }
   end
   native.json_write(path, { traceEvents = events, displayTimeUnit = "ms" })
 end

@@ -169,6 +169,8 @@ TEST_CASE("BPE files that do not fit together are refused") {
     scratch.put("merges.txt", merges);
     return error_of([&] { make_bpe_tokenizer(scratch.folder()); });
   };
+  CHECK_THAT(error_of([&] { make_bpe_tokenizer(scratch.folder()); }),
+             StartsWith("usage: BPE folder ") && Contains(" has no merges.txt"));
   CHECK_THAT(error("#version: 0.2\nt h e\n"), Contains("merge 1 is 't h e'; two tokens"));
   CHECK_THAT(error("z q\n"), Contains("lacks the token 'zq'"));
   scratch.put("vocab.json", R"({"a":0,"b":2})");
