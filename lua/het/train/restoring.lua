@@ -79,7 +79,8 @@ local function open_snapshot(place, step, needs_training)
 end
 
 local function is_model(place)
-  for _, name in ipairs { "model.safetensors", "model.safetensors.index.json", "config.json" } do
+  for _, name in ipairs { "model.safetensors", "model.safetensors.index.json", "config.json",
+    "adapter_config.json" } do
     if native.path_kind(place .. "/" .. name) == "file" then return true end
   end
   return false
