@@ -362,9 +362,8 @@ Distributed distributed_at(lua_State* L, int index, const MeshHandle& mesh) {
 
 ValueId capture(const GraphHandle& graph, DistributedTensor tensor, std::string_view op) {
   if (!graph->captures)
-    fail_usage("cannot {} inside `forward`; make the tensor an input or a parameter",
-               op == "add" ? "add a tensor to a graph value"
-                           : fmt::format("compute '{}' of a tensor and a graph value", op));
+    fail_usage(
+        "cannot {} a tensor and a graph value inside `forward`; make the tensor an input or a parameter", op);
   const TensorType type = tensor.mesh != nullptr ? tensor.type : tensor.local.type();
   const ValueId id = graph->open().input(fmt::format("constant {}", graph->captured.size() + 1), type);
   graph->captured.emplace_back(id, std::make_shared<const DistributedTensor>(std::move(tensor)));
