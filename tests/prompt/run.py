@@ -490,6 +490,9 @@ class CommandLine(Case):
         self.refused('generate runs/gpt more --prompt --tokns=3 --precision=f16', 'hetrun generate:',
                      '  --prompt needs a value, such as --prompt=TEXT', "  there is no option --tokns; did you mean '--tokens'?",
                      "  unexpected argument 'more'; options are --name=value", '  --precision=f16 is neither f32 nor bf16')
+        self.refused('generate runs/gpt --chat --prompt=the', 'runs/gpt has no chat template; without --chat the prompt is '
+                     'continued')
+        self.refused('generate runs/gpt --chat --json', '--chat --json prints one answer: give --prompt=TEXT')
         self.refused('generate runs/gpt --tokens=many', '--tokens=many is not a number')
         self.refused('generate runs/gpt --top_p=2', 'generate.top_p = 2 is above 1, the most that works')
         self.refused('generate runs/none', "there is no folder 'runs/none'")

@@ -17,6 +17,8 @@ CONTEXT, WRITTEN = 12, 10
 LETTERS = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW'[:VOCAB - 1]
 TEXT = ''.join(LETTERS[(i * i + 3 * i) % len(LETTERS)] for i in range(3, 203))
 PROMPT = 'abcde'
+TEMPLATE = ("{% for m in messages %}{{ 'A' if m['role'] == 'user' else 'B' }}{{ m['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}C{% endif %}")
 
 
 def tokenizer():
@@ -38,10 +40,10 @@ def their_loss(model, ids):
     return total / (len(ids) - 1)
 
 
-def their_text(model, words, ids):
+def their_text(model, words, ids, written=WRITTEN):
     """The likeliest token each time, up to the end token."""
     with torch.no_grad():
-        for _ in range(WRITTEN):
+        for _ in range(written):
             best = int(model(torch.tensor([ids])).logits[0, -1].argmax())
             if best == 0:
                 break
@@ -50,8 +52,8 @@ def their_text(model, words, ids):
 
 
 def check(hetrun, make, folder):
-    def run(*words):
-        done = subprocess.run([hetrun, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    def run(*words, lines=''):
+        done = subprocess.run([hetrun, *words], cwd=folder, input=lines, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise RuntimeError(done.stdout + done.stderr)
         return done.stdout
@@ -61,6 +63,7 @@ def check(hetrun, make, folder):
     spread(model)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(folder / 'model')
+    words.chat_template = TEMPLATE
     words.save_pretrained(folder / 'model')
     (folder / 'text.txt').write_text(TEXT)
     ids = words(TEXT)['input_ids']
@@ -75,6 +78,17 @@ def check(hetrun, make, folder):
     theirs = their_text(model, words, words(PROMPT)['input_ids'])
     if written != theirs + '\n':
         return f'it writes {written!r}, transformers {theirs!r}'
+    one = [{'role': 'user', 'content': 'ab'}]
+    asked = words.apply_chat_template(one, tokenize=False, add_generation_prompt=True)
+    first = their_text(model, words, words(asked)['input_ids'], 3)[len(asked):]
+    two = [*one, {'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'cd'}]
+    asked = words.apply_chat_template(two, tokenize=False, add_generation_prompt=True)
+    second = their_text(model, words, words(asked)['input_ids'], 3)[len(asked):]
+    chat = ['generate', 'model', '--chat', '--tokens=3', '--temperature=0']
+    if (said := run(*chat, '--prompt=ab')) != first + '\n':
+        return f'it answers {said!r}, transformers {first!r}'
+    if (said := run(*chat, lines='ab\ncd\n')) != f'{first}\n{second}\n':
+        return f'it converses {said!r}, transformers {[first, second]}'
     print(f'loss {found["loss"]:.6f}, relative difference {found["loss"] / expected - 1:.1e}; writes {theirs}')
     return None
 

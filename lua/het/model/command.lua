@@ -18,6 +18,8 @@ local of_models = {
 
 local to_generate = {
   { "prompt", "TEXT", "text to begin with (default: a line break)" },
+  { "chat", nil, "answer the prompt by the model's chat template; without --prompt each line of the input, as one "
+    .. "conversation" },
   { "tokens", "300", "how many tokens to write at most; the model's end token ends the text earlier" },
   { "context", "N", "tokens that it looks back at (default: the model's context)" },
   { "temperature", "0.8", "0: always the likeliest; 1: as learned" },
@@ -40,7 +42,9 @@ end
 local function help(name, about, options)
   for _, line in ipairs(about) do say("%s", line) end
   say ""
-  for _, option in ipairs(options) do say("  %-20s %s", ("--%s=%s"):format(option[1], option[2]), option[3]) end
+  for _, option in ipairs(options) do
+    say("  %-20s %s", "--" .. option[1] .. (option[2] and "=" .. option[2] or ""), option[3])
+  end
   say("  %-20s %s", "--json", name == "generate" and "print one JSON object instead: prompt, text, tokens, seconds"
     or "print one JSON object instead: loss, perplexity, tokens, windows, context, seconds")
   return 0
@@ -103,6 +107,42 @@ local function open(program, folder, given)
   return opened
 end
 
+-- Write a text, as it comes unless the result is JSON. Returns it, the number of its tokens, and whether it was
+-- interrupted.
+local function write_text(generator, opened, a)
+  local settings, pieces, count = native.settings, {}, 0
+  local function emit(piece)
+    pieces[#pieces + 1] = piece
+    if not settings.json then native.write("stdout", piece) end
+  end
+  local ok, problem = pcall(generator.text, generator, opened.tokenizer, a, emit, function() count = count + 1 end)
+  if not settings.json then native.write("stdout", "\n") end
+  local interrupted = not ok and select(2, errors.describe(problem)) == "interrupted"
+  if not ok and not interrupted then error(problem, 0) end
+  return table.concat(pieces), count, interrupted
+end
+
+-- A conversation: answers to the prompt, or to each line of the input.
+local function converse(generator, opened, a, folder)
+  local asked, messages, at_terminal = a.prompt, {}, native.is_terminal "stdin" and native.is_terminal "stderr"
+  local function next_line()
+    if at_terminal then native.write("stderr", "> ") end
+    return io.read "*l"
+  end
+  local words = asked or next_line()
+  local result = {}
+  while words and not result[3] do
+    messages[#messages + 1] = { role = "user", content = words }
+    a.prompt = opened.tokenizer:chat({ messages = messages }, true)
+    if not a.prompt then errors.usage("%s has no chat template; without --chat the prompt is continued", folder) end
+    a.begins = true
+    result = { write_text(generator, opened, a) }
+    messages[#messages + 1] = { role = "assistant", content = result[1] }
+    words = not asked and next_line() or nil
+  end
+  return unpack(result, 1, 3)
+end
+
 --- `hetrun generate FOLDER`. Returns the exit code.
 function command.generate(program, ...)
   local settings = native.settings
@@ -120,19 +160,20 @@ function command.generate(program, ...)
   if not opened then return 0 end
   local generator = generate.new { model = opened.model, state = opened.state, precision = given.precision,
     context = opened.context, vocab = opened.vocab }
-  a.prompt = a.prompt or generate.default_prompt(opened.tokenizer)
-  local pieces, count, started = {}, 0, native.clock()
-  local function emit(piece)
-    pieces[#pieces + 1] = piece
-    if not settings.json then native.write("stdout", piece) end
+  if given.chat and settings.json and not given.prompt then
+    errors.usage "--chat --json prints one answer: give --prompt=TEXT"
   end
-  if not settings.json then native.write("stdout", a.prompt) end
-  local ok, problem = pcall(generator.text, generator, opened.tokenizer, a, emit, function() count = count + 1 end)
-  if not settings.json then native.write("stdout", "\n") end
-  local interrupted = not ok and select(2, errors.describe(problem)) == "interrupted"
-  if not ok and not interrupted then error(problem, 0) end
+  local started = native.clock()
+  local answer, count, interrupted
+  if given.chat then
+    answer, count, interrupted = converse(generator, opened, a, folder)
+  else
+    a.prompt = a.prompt or generate.default_prompt(opened.tokenizer)
+    if not settings.json then native.write("stdout", a.prompt) end
+    answer, count, interrupted = write_text(generator, opened, a)
+  end
   if settings.json then
-    say("%s", native.json_encode { prompt = a.prompt, text = table.concat(pieces), tokens = count,
+    say("%s", native.json_encode { prompt = given.prompt or a.prompt, text = answer, tokens = count,
       seconds = native.clock() - started })
   end
   return interrupted and errors.exit_codes.interrupted or 0

@@ -201,12 +201,12 @@ end
 
 --- Write text: prompt and what follows, decoded with a corpus.
 -- @param corpus something with encode and decode
--- @tparam table options see `generate.fields`
+-- @tparam table options see `generate.fields`; `begins`: nothing stands before the prompt, which a chat template wrote
 -- @tparam[opt] function emit called with pieces of text as they come
 -- @tparam[opt] function count called for each token that the text gets
 -- @treturn string what follows the prompt
 function Generator:text(corpus, options, emit, count)
-  local prompt = corpus:prefix()
+  local prompt = options.begins and {} or corpus:prefix()
   for _, id in ipairs(corpus:encode(options.prompt or generate.default_prompt(corpus))) do prompt[#prompt + 1] = id end
   if #prompt == 0 then errors.usage("the prompt is empty; give at least one character") end
   for _, id in ipairs(prompt) do
