@@ -1,6 +1,5 @@
 // Headers of libraries that most files include, compiled once (Meson's b_pch). A file still includes what it
-// uses:
-// `./dev lint` compiles without this one.
+// uses: CI and `./dev lint` compile without this one.
 #include <algorithm>
 #include <array>
 #include <atomic>
