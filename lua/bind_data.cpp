@@ -237,6 +237,12 @@ int new_corpus(lua_State* L) {
   const std::string kind = field<std::string>(L, 1, "kind").value_or("text");
   const double holdout = field<double>(L, 1, "holdout").value_or(0.1);
   const Path path = field<Path>(L, 1, "path").value_or(Path{});
+  const auto vocabulary = [L] {
+    lua_getfield(L, 1, "vocabulary");
+    Json json = lua_isnil(L, -1) ? Json() : json_at(L, lua_gettop(L));
+    lua_pop(L, 1);
+    return json;
+  };
   if (kind == "text") {
     TextCorpusOptions options;
     options.path = path;
@@ -244,9 +250,7 @@ int new_corpus(lua_State* L) {
     options.tokenizer = field<std::string>(L, 1, "tokenizer").value_or("char");
     options.model = field<Path>(L, 1, "model").value_or(Path{});
     options.most_bytes = field<int64_t>(L, 1, "most_bytes").value_or(options.most_bytes);
-    lua_getfield(L, 1, "vocabulary");
-    if (!lua_isnil(L, -1)) options.vocabulary = json_at(L, lua_gettop(L));
-    lua_pop(L, 1);
+    options.vocabulary = vocabulary();
     return Convert<CorpusHandle>::push(L, Corpus::from_text(options));
   }
   if (kind == "tokens") {
@@ -271,9 +275,7 @@ int new_corpus(lua_State* L) {
     options.counts_all = field<bool>(L, 1, "counts_all").value_or(false);
     options.chat_template = field<Path>(L, 1, "chat_template").value_or(Path{});
     options.ending = field<std::string>(L, 1, "ending");
-    lua_getfield(L, 1, "vocabulary");
-    if (!lua_isnil(L, -1)) options.vocabulary = json_at(L, lua_gettop(L));
-    lua_pop(L, 1);
+    options.vocabulary = vocabulary();
     return Convert<CorpusHandle>::push(L, Corpus::from_examples(options));
   }
   if (kind == "ids")

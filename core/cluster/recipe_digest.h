@@ -2,7 +2,6 @@
 // value" for each setting, from which messages say what differs. The hash alone decides.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 

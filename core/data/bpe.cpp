@@ -13,8 +13,6 @@
 namespace het {
 namespace {
 
-// A word in the making takes some 50 times its bytes.
-
 class BpeTokenizer final : public Tokenizer {
  public:
   // `tokens`: as vocab.json writes them, by id; `merges`: "first second", best first.

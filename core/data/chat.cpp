@@ -10,10 +10,6 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\n\r";
 
-bool begins_with(const std::string& text, const std::string& start) {
-  return text.compare(0, start.size(), start) == 0;
-}
-
 size_t common_prefix(const std::string& a, const std::string& b) {
   const size_t most = std::min(a.size(), b.size());
   return static_cast<size_t>(
@@ -48,7 +44,7 @@ Json special_tokens_of(const Tokenizer& tokenizer) {
     const Json config = file_of(tokenizer, file);
     if (const Json::object_t* members = as_object(config))
       for (const auto& [name, value] : *members) {
-        if (name.size() < 6 || name.compare(name.size() - 6, 6, "_token") != 0) continue;
+        if (!name.ends_with("_token")) continue;
         const std::string* text = as_string(value);
         if (text == nullptr) text = as_string(find_member(value, "content"));
         if (text != nullptr) found[name] = *text;
@@ -86,33 +82,34 @@ jinja::Object variables_of(const Json& special_tokens, const Conversation& conve
 
 }  // namespace
 
-std::string ChatTemplate::rendered(const jinja::Object& variables, const jinja::List& messages, size_t count,
-                                   bool asks_for_reply) const {
+jinja::Rendered ChatTemplate::rendered(const jinja::Object& variables, const jinja::List& messages,
+                                       size_t count, bool asks_for_reply) const {
   jinja::Object all = variables;
   all.set("messages", jinja::Value::of(jinja::List(messages.begin(),
                                                    messages.begin() + static_cast<std::ptrdiff_t>(count))));
   all.set("add_generation_prompt", jinja::Value::of(asks_for_reply));
-  return template_.render(all).text;
+  return template_.render(all);
 }
 
 std::string ChatTemplate::render(const Conversation& conversation) const {
   const jinja::List messages = jinja::items_of(jinja::Value::from(conversation.messages));
   return rendered(variables_of(special_tokens_, conversation), messages, messages.size(),
-                  conversation.asks_for_reply);
+                  conversation.asks_for_reply)
+      .text;
 }
 
 // Where the assistant's message stands in the text of all: from behind the prompt for a reply to its end.
 // Nothing where the template writes what is before otherwise when others follow.
 std::optional<TextSpan> ChatTemplate::turn(const jinja::Object& variables, const jinja::List& messages,
                                            size_t index, const std::string& text) const {
-  const std::string prompt = rendered(variables, messages, index, true);
+  const std::string prompt = rendered(variables, messages, index, true).text;
   const size_t begin = common_prefix(prompt, text);
   // A prompt may end with words that the message then does not have, as "<think>".
   if (begin < prompt.size()) {
-    const std::string before = rendered(variables, messages, index, false);
-    if (!begins_with(text, before) || begin < before.size()) return std::nullopt;
+    const std::string before = rendered(variables, messages, index, false).text;
+    if (!text.starts_with(before) || begin < before.size()) return std::nullopt;
   }
-  const std::string until = rendered(variables, messages, index + 1, false);
+  const std::string until = rendered(variables, messages, index + 1, false).text;
   const size_t same = common_prefix(until, text);
   if (same < begin) return std::nullopt;
   size_t end = same == until.size() ? same : begin;
@@ -141,7 +138,7 @@ std::optional<TextSpan> ChatTemplate::content(const jinja::Object& variables, co
     jinja::Object message = *messages[index].object();
     message.set("content", jinja::Value::of(std::string(content)));
     changed[index] = jinja::Value::of(std::move(message));
-    return rendered(variables, changed, changed.size(), false);
+    return rendered(variables, changed, changed.size(), false).text;
   };
   const std::string one = with_content("\x01"), other = with_content("\x02");
   const size_t begin = common_prefix(one, other);
@@ -151,17 +148,14 @@ std::optional<TextSpan> ChatTemplate::content(const jinja::Object& variables, co
     return std::nullopt;
   size_t end = text.size() - tail.size();
   for (const std::string& token : added_tokens_)
-    if (begins_with(tail, token)) return TextSpan{begin, end + token.size()};
+    if (tail.starts_with(token)) return TextSpan{begin, end + token.size()};
   return TextSpan{begin, end};
 }
 
 ChatText ChatTemplate::conversation(const Conversation& conversation) const {
   const jinja::List messages = jinja::items_of(jinja::Value::from(conversation.messages));
-  jinja::Object variables = variables_of(special_tokens_, conversation);
-  jinja::Object all = variables;
-  all.set("messages", jinja::Value::of(messages));
-  all.set("add_generation_prompt", jinja::Value::of(false));
-  jinja::Rendered made = template_.render(all);
+  const jinja::Object variables = variables_of(special_tokens_, conversation);
+  jinja::Rendered made = rendered(variables, messages, messages.size(), false);
   ChatText result;
   size_t said = 0;
   for (size_t i = 0; i < messages.size(); ++i) {

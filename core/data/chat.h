@@ -46,8 +46,8 @@ class ChatTemplate {
   ChatText conversation(const Conversation& conversation) const;
 
  private:
-  std::string rendered(const jinja::Object& variables, const jinja::List& messages, size_t count,
-                       bool asks_for_reply) const;
+  jinja::Rendered rendered(const jinja::Object& variables, const jinja::List& messages, size_t count,
+                           bool asks_for_reply) const;
   std::optional<TextSpan> turn(const jinja::Object& variables, const jinja::List& messages, size_t index,
                                const std::string& text) const;
   std::optional<TextSpan> content(const jinja::Object& variables, const jinja::List& messages, size_t index,

@@ -14,12 +14,8 @@ namespace {
 
 constexpr size_t kLinesAtOnce = 256;  // that threads share out
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 std::string with_ending(std::string text, const std::string& ending) {
-  return ends_with(text, ending) ? text : text + ending;
+  return text.ends_with(ending) ? text : text + ending;
 }
 
 const std::string& text_member(const Json& line, const char* name) {
@@ -75,8 +71,7 @@ ExampleText ExampleReader::read(const Json& line) const {
     if (chat == nullptr)
       fail_usage(
           "messages need a chat template, and there is none: give 'chat_template', or as 'model' a folder "
-          "that has "
-          "chat_template.jinja, or chat_template in tokenizer_config.json");
+          "that has chat_template.jinja, or chat_template in tokenizer_config.json");
     if (counts_all) {
       made.text = chat->render(conversation);
       made.counted = {{0, made.text.size()}};
@@ -165,7 +160,7 @@ std::vector<Path> files_at(const Path& path) {
   if (kind_of(path) != FileKind::folder) return {path};
   std::vector<std::string> names;
   for (const FolderEntry& entry : list_folder(path))
-    if (ends_with(entry.name, ".jsonl") && kind_of(path.child(entry.name)) == FileKind::file)
+    if (entry.name.ends_with(".jsonl") && kind_of(path.child(entry.name)) == FileKind::file)
       names.push_back(entry.name);
   if (names.empty()) fail_usage("the folder '{}' holds no .jsonl files", path.text);
   std::sort(names.begin(), names.end());

@@ -9,7 +9,7 @@
 
 namespace het {
 
-// Bytes of a word that is split into symbols.
+// Bytes of a word that is split into symbols, at most: in the making it takes some 50 times as many.
 inline constexpr size_t kMostWord = size_t{64} << 20;
 
 class Merges {

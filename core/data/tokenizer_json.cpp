@@ -20,7 +20,6 @@ namespace het {
 namespace {
 
 constexpr int64_t kMostIds = int64_t{1} << 24;
-// A word in the making takes some 50 times its bytes.
 
 // --- reading the file
 

@@ -204,16 +204,21 @@ local function read_vocabulary(path)
   return native.json_read(own)
 end
 
-local function open_text(constructor, a, objective)
+-- The same of text, which a tokenizer encodes: `settings` beside what all of it has.
+local function open_encoded(constructor, settings, a, objective)
   local ok, vocabulary = pcall(read_vocabulary, a.vocabulary)
   if not ok then
     mistakes.record(constructor, "vocabulary", (errors.describe(vocabulary)))
     return define.unknown
   end
-  return open(constructor, {
-    kind = "text", path = a.path, tokenizer = a.tokenizer, model = a.model, holdout = a.holdout,
-    vocabulary = vocabulary, most_bytes = type(a.limit) == "string" and native.parse_bytes(a.limit) or a.limit,
-  }, a, objective)
+  settings.path, settings.tokenizer, settings.model = a.path, a.tokenizer, a.model
+  settings.holdout, settings.vocabulary = a.holdout, vocabulary
+  return open(constructor, settings, a, objective)
+end
+
+local function open_text(constructor, a, objective)
+  local limit = type(a.limit) == "string" and native.parse_bytes(a.limit) or a.limit
+  return open_encoded(constructor, { kind = "text", most_bytes = limit }, a, objective)
 end
 
 data.text = define.constructor {
@@ -258,13 +263,7 @@ data.jsonl = define.constructor {
   example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
   build = function(a)
-    local ok, vocabulary = pcall(read_vocabulary, a.vocabulary)
-    if not ok then
-      mistakes.record("data.jsonl", "vocabulary", (errors.describe(vocabulary)))
-      return define.unknown
-    end
-    return open("data.jsonl", { kind = "examples", path = a.path, tokenizer = a.tokenizer, model = a.model,
-      vocabulary = vocabulary, holdout = a.holdout, counts_all = a.loss == "all", ending = a.ending,
+    return open_encoded("data.jsonl", { kind = "examples", counts_all = a.loss == "all", ending = a.ending,
       chat_template = a.chat_template }, a)
   end,
 }

@@ -463,8 +463,7 @@ using Method = Value (*)(const std::string&, const Arguments&);
 bool has_affix(const std::string& text, const Arguments& a, bool at_end) {
   const auto fits = [&](const Value& value) {
     const std::string& affix = words_of(value, at_end ? "endswith" : "startswith");
-    return text.size() >= affix.size() &&
-           text.compare(at_end ? text.size() - affix.size() : 0, affix.size(), affix) == 0;
+    return at_end ? text.ends_with(affix) : text.starts_with(affix);
   };
   if (a.list.size() != 1) fail_usage("startswith: a text is wanted");
   if (const List* list = a.list[0].list()) return std::any_of(list->begin(), list->end(), fits);

@@ -18,8 +18,10 @@ std::string real_text(double value) {
   return text;
 }
 
-std::string quoted(const std::string& text) {
-  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
+// In quotes, with escapes for these, the backslash and line ends, and for characters below a space by
+// `other`.
+template <typename Other>
+std::string escaped(const std::string& text, char quote, const Other& other) {
   std::string result(1, quote);
   for (const char c : text) {
     if (c == quote || c == '\\')
@@ -30,35 +32,28 @@ std::string quoted(const std::string& text) {
       result += "\\r";
     else if (c == '\t')
       result += "\\t";
-    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
-      result += fmt::format("\\x{:02x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
     else
-      result += c;
+      result += other(c);
   }
   return result + quote;
 }
 
+std::string quoted(const std::string& text) {
+  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
+  return escaped(text, quote, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7F ? fmt::format("\\x{:02x}", static_cast<unsigned>(byte))
+                                       : std::string(1, c);
+  });
+}
+
 std::string json_text(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      result += '\\', result += c;
-    else if (c == '\n')
-      result += "\\n";
-    else if (c == '\r')
-      result += "\\r";
-    else if (c == '\t')
-      result += "\\t";
-    else if (c == '\b')
-      result += "\\b";
-    else if (c == '\f')
-      result += "\\f";
-    else if (static_cast<unsigned char>(c) < 0x20)
-      result += fmt::format("\\u{:04x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
-    else
-      result += c;
-  }
-  return result + '"';
+  return escaped(text, '"', [](char c) -> std::string {
+    if (c == '\b') return "\\b";
+    if (c == '\f') return "\\f";
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 ? fmt::format("\\u{:04x}", static_cast<unsigned>(byte)) : std::string(1, c);
+  });
 }
 
 class JsonWriter {

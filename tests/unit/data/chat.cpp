@@ -154,7 +154,7 @@ TEST_CASE("what the assistant says is found with the token that closes its turn"
              Contains("no message is the assistant's"));
 }
 
-TEST_CASE("lines of JSON become examples of which the completion counts") {
+TEST_CASE("lines of JSON become examples whose completion counts") {
   const Scratch scratch;
   const std::string path =
       scratch.put("a.jsonl", "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n\n{\"text\": \"xyz\"}\r\n");
