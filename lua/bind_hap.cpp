@@ -328,7 +328,6 @@ Json json_of(const std::vector<planner::ProgramEvent>& events, const std::vector
                                   {"rank", event.rank},
                                   {"pipeline", rank.pipeline + 1},
                                   {"stage", rank.stage + 1},
-                                  {"wire", event.is_exchange},
                                   {"start", event.start},
                                   {"end", event.end}});
   }
@@ -345,14 +344,10 @@ int simulate_programs_of(lua_State* L) {
   const bool events = field<bool>(L, 2, "events").value_or(false);
   const planner::ProgramsTime time = planner::simulate_plan(graph, plan, group, events);
   const std::vector<RankUse> ranks = ranks_of(time, plan, group);
-  double over = 0, exposed = 0, longest = 0;
+  double over = 0;
   std::set<std::string> used;
   for (const RankUse& rank : ranks) {
     over = std::max(over, rank.use.memory_bytes - rank.use.limit_bytes);
-    if (rank.use.compute_seconds > longest) {
-      longest = rank.use.compute_seconds;
-      exposed = rank.use.exposed_seconds;
-    }
     used.insert(rank.device);
   }
   Json::array_t idle, layers;
@@ -372,7 +367,7 @@ int simulate_programs_of(lua_State* L) {
                                               {"parameters", parameters},
                                               {"layers", std::move(layers)}}},
                      {"report", Json::object_t{{"step_seconds", time.seconds},
-                                               {"exposed_seconds", exposed},
+                                               {"exposed_seconds", time.exposed_seconds()},
                                                {"devices", json_of(ranks, time.seconds)},
                                                {"idle", std::move(idle)}}}};
   if (events) result["events"] = json_of(time.events, ranks, graph);

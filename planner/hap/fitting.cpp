@@ -85,15 +85,12 @@ class Fitter {
   bool keep(Fitting next) {
     if (!next.time.fits()) return false;
     if (best_ && best_->time.seconds <= next.time.seconds) return true;
-    const ShardingCosts::Parts parts = costs_.parts(next.made.program);
-    next.made.compute = parts.compute;
-    next.made.communication = parts.communication;
-    next.made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
+    next.made = synthesised(costs_, std::move(next.made.program));
     best_ = std::move(next);
     return true;
   }
 
-  // The best shares for a program of which no device has more than it has room for: what it has by parts now,
+  // The best shares for a program that give no device more than it has room for: what it has by parts now,
   // and as much more or less as its memory has room.
   Shares roomy(const ShardingProgram& program, const ProgramsTime& time) {
     const DeviceGroup& group = *request_.group;

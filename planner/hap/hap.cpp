@@ -57,15 +57,7 @@ class Synthesis {
   }
   Ticks bound_of_last() const { return bound_; }
 
-  Synthesised of(ShardingProgram program) {
-    Synthesised made;
-    const ShardingCosts::Parts parts = costs_.parts(program);
-    made.program = std::move(program);
-    made.compute = parts.compute;
-    made.communication = parts.communication;
-    made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
-    return made;
-  }
+  Synthesised of(ShardingProgram program) { return synthesised(costs_, std::move(program)); }
 
   // The cheapest when sums of gradients weigh so much against the backward pass (ShardingCosts::set_overlap).
   std::optional<Synthesised> run_overlapping(const Shares& shares, double weight) {
@@ -111,6 +103,16 @@ class Synthesis {
 };
 
 }  // namespace
+
+Synthesised synthesised(ShardingCosts& costs, ShardingProgram program) {
+  Synthesised made;
+  const ShardingCosts::Parts parts = costs.parts(program);
+  made.program = std::move(program);
+  made.compute = parts.compute;
+  made.communication = parts.communication;
+  made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
+  return made;
+}
 
 std::string_view name_of(Baseline baseline) {
   switch (baseline) {

@@ -33,6 +33,9 @@ struct Synthesised {
   bool found() const { return cost < kNever; }
 };
 
+// A program with what it costs.
+Synthesised synthesised(ShardingCosts& costs, ShardingProgram program);
+
 struct Request {
   const PlacementTable* table = nullptr;
   const DeviceGroup* group = nullptr;

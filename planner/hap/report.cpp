@@ -129,14 +129,6 @@ class Lister {
   std::map<std::tuple<std::string, std::string, Phase, bool>, size_t> places_;
 };
 
-// What the rank that computes longest waits.
-double exposed_in(const ProgramsTime& time) {
-  const auto longest = std::max_element(
-      time.ranks.begin(), time.ranks.end(),
-      [](const ProgramUse& a, const ProgramUse& b) { return a.compute_seconds < b.compute_seconds; });
-  return longest->exposed_seconds;
-}
-
 std::string too_large(const ProgramsTime& time, const DeviceGroup& group) {
   size_t most = 0;
   const auto lacks = [&](size_t d) { return time.ranks[d].memory_bytes - time.ranks[d].limit_bytes; };
@@ -155,14 +147,14 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   report.plan = to_plan(request, best.program);
   ProgramsTime time = simulate_plan(request.table->graph(), report.plan, *request.group);
   report.simulated_seconds = time.seconds;
-  report.exposed_seconds = exposed_in(time);
+  report.exposed_seconds = time.exposed_seconds();
   const auto take = [&](const Synthesised& made, const Plan& plan, ProgramsTime its, std::string name) {
     if (!is_better(its, time)) return;
     best = made;
     report.plan = plan;
     report.chosen = std::move(name);
     report.simulated_seconds = its.seconds;
-    report.exposed_seconds = exposed_in(its);
+    report.exposed_seconds = its.exposed_seconds();
     time = std::move(its);
   };
   if (!time.fits()) {

@@ -225,6 +225,13 @@ bool ProgramsTime::fits() const {
                      [](const ProgramUse& rank) { return rank.memory_bytes <= rank.limit_bytes; });
 }
 
+double ProgramsTime::exposed_seconds() const {
+  const auto longest = std::max_element(
+      ranks.begin(), ranks.end(),
+      [](const ProgramUse& a, const ProgramUse& b) { return a.compute_seconds < b.compute_seconds; });
+  return longest->exposed_seconds;
+}
+
 bool is_better(const ProgramsTime& time, const ProgramsTime& other) {
   return time.fits() != other.fits() ? time.fits() : time.seconds < other.seconds;
 }

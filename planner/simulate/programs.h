@@ -43,6 +43,7 @@ struct ProgramsTime {
   std::vector<ProgramUse> ranks;
   std::vector<ProgramEvent> events;  // of that step, where they are asked for
   bool fits() const;                 // every rank's program on its device
+  double exposed_seconds() const;    // that the rank which computes longest waits
 };
 // Fits where the other does not, or else is faster.
 bool is_better(const ProgramsTime& time, const ProgramsTime& other);

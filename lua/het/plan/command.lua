@@ -356,6 +356,9 @@ function planning.group_of(plan, event)
   return (event.stage - 1) % (#plan.pipelines[event.pipeline].stages / plan.chunks) + 1
 end
 
+--- The kinds of events that are on links.
+planning.on_wire = { send = true, reduce = true, gather = true, exchange = true }
+
 -- A process for each pipeline; in it each group of devices, or rank, has two threads, the second for what is on its
 -- links.
 local function write_trace(path, answer)
@@ -367,7 +370,7 @@ local function write_trace(path, answer)
     events[#events + 1] = { name = what, ph = "M", cat = "__metadata", pid = pid, tid = tid, args = { name = words } }
   end
   for _, event in ipairs(answer.events) do
-    local wire = event.wire or event.kind == "send" or event.kind == "reduce" or event.kind == "gather"
+    local wire = planning.on_wire[event.kind]
     local group = event.rank or planning.group_of(answer.plan, event)
     local tid = group * 2 + (wire and 1 or 0)
     local who = event.rank and ("rank %d"):format(event.rank)

@@ -73,7 +73,7 @@ local kinds = { -- as the simulator names them, with what the legend says
   { "send", "between stages" }, { "reduce", "gradients summed" }, { "update", "update" },
   { "gather", "parameters shared" }, { "exchange", "activations exchanged" },
 }
-local on_wire = { send = true, reduce = true, gather = true, exchange = true }
+local on_wire = planning.on_wire
 
 -- Above so many rows pipelines that are alike share theirs, and charts are drawn without a word for every block.
 local most_rows = 64
