@@ -102,10 +102,8 @@ local function open_brace(text)
   return last and last[1] == "{" and last[2] or nil
 end
 
-local fields_of
-
--- The fields of what an open brace at the end of `before` begins: a constructor's call, or a record among its fields.
-function fields_of(before)
+-- The fields of what an open brace behind `before` begins: a constructor's call, or a record among its fields.
+local function fields_of(before)
   local define = require "het.language.define"
   local path = before:match "([%a_][%w_%.]*)%s*%(?%s*$"
   local value = path and resolve(path)
@@ -121,6 +119,8 @@ end
 function prompt.completions(text)
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
   local names, seen = {}, {}
+  local brace = text:match "[{,]%s*[%w_]*$" and open_brace(text)
+  local fields = brace and fields_of(text:sub(1, brace - 1))
   local function add_name(name)
     -- What is no name cannot be typed after a dot; keys of tables may be anything.
     if type(name) == "string" and name:match "^[%a_][%w_]*$" and name:sub(1, #word) == word and not seen[name]
@@ -153,9 +153,9 @@ function prompt.completions(text)
     if separator == ":" and type(value) == "string" then
       for name in pairs(string) do add_name(name) end
     end
-  elseif text:match "[{,]%s*[%w_]*$" and open_brace(text) and fields_of(text:sub(1, open_brace(text) - 1)) then
+  elseif fields then
     word = text:match "[%w_]*$"
-    for _, field in ipairs(fields_of(text:sub(1, open_brace(text) - 1))) do add_name(field[1]) end
+    for _, field in ipairs(fields) do add_name(field[1]) end
   elseif not text:match "[%)%]}\"'][%.:][%w_]*$" then   -- of what a call gives nothing is known before it is made
     word = text:match "[%w_]*$"
     for name in pairs(environment) do add_name(name) end

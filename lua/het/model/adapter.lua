@@ -4,6 +4,7 @@ local native = require "het.native"
 local access = require "het.sandbox.access"
 local errors = require "het.errors"
 local families = require "het.families"
+local layer_adapter = require "het.nn.adapter"
 local op = require "het.op"
 local tensors_of = require "het.families.tensors"
 local text = require "het.text"
@@ -14,8 +15,6 @@ local adapter = {}
 adapter.config_file, adapter.tensors_file = "adapter_config.json", "adapter_model.safetensors"
 
 local prefix = "base_model.model."
-
-local function tools() return require("het.nn.lora").tools end
 
 local function names_of(place)
   local theirs = prefix .. place.names[1]
@@ -45,7 +44,7 @@ function adapter.tensors(model, state)
     local theirs_a, theirs_b = names_of(group[1])
     local rows = {}
     for i, place in ipairs(group) do
-      local a, b = tools().parameters_of(place)
+      local a, b = layer_adapter.parameters_of(place)
       result[theirs_a] = result[theirs_a] or state:read(a)
       rows[i] = state:read(b)
     end
@@ -156,7 +155,7 @@ function adapter.set_initial(folder, model, set_initial)
     local whole_b = take(theirs_b, { outputs, lora.rank })
     if group[1].by_heads then whole_b = tensors_of.from_heads(model.arguments, whole_b) end
     for i, place in ipairs(group) do
-      local a, b = tools().parameters_of(place)
+      local a, b = layer_adapter.parameters_of(place)
       if i == 1 then set_initial(a, whole_a) end
       set_initial(b, #group > 1 and whole_b:rows(place.first, place.outputs) or whole_b)
     end
@@ -214,7 +213,7 @@ function adapter.merged(model, state)
     for _, place in ipairs(places[name]) do
       local first, count = rows_of(model, place)
       keep(first - at)
-      local a, b = tools().parameters_of(place)
+      local a, b = layer_adapter.parameters_of(place)
       local change = op.matmul(state:read(b):to "f32", state:read(a):to "f32")
       keep(count)
       parts[#parts] = op.add(parts[#parts], op.scale(change, { factor = lora.alpha / lora.rank }))

@@ -311,6 +311,19 @@ function files.set_initial_weights(folder, model, state)
   return set_initial_base(folder, model, state)
 end
 
+-- Write the files of a model from which no run goes on, `steps` of it where they are known.
+local function write_model(folder, tensors, config, vocabulary, steps)
+  native.make_folder(folder)
+  local set = { { path = folder .. "/model.safetensors", tensors = tensors,
+                  metadata = { format = "pt", step = steps and ("%d"):format(steps) } },
+                { path = folder .. "/config.json", text = config } }
+  if vocabulary then set[3] = { path = folder .. "/vocabulary.json", json = vocabulary } end
+  for name, words in pairs(tokenizer.contents(vocabulary)) do
+    set[#set + 1] = { path = folder .. "/" .. name, text = words }
+  end
+  native.save_files(set):wait()
+end
+
 --- Write a model with its adapters merged, as a model of its base's family.
 -- @string folder made when it is not there
 -- @param model what nn.lora made
@@ -328,16 +341,9 @@ function files.save_merged(folder, model, state, vocabulary)
   end
   local merged = adapter.merged(model, weights)
   local tensors, config = model_of(families.of(base) and base or nil, merged)
-  vocabulary = vocabulary or rawget(model, "saved_vocabulary")
-  native.make_folder(folder)
-  local set = { { path = folder .. "/model.safetensors", tensors = tensors, metadata = { format = "pt" } } }
-  if vocabulary then set[#set + 1] = { path = folder .. "/vocabulary.json", json = vocabulary } end
-  for name, words in pairs(tokenizer.contents(vocabulary)) do
-    set[#set + 1] = { path = folder .. "/" .. name, text = words }
-  end
-  set[#set + 1] = { path = folder .. "/config.json", text = config }
-  native.save_files(set):wait()
+  write_model(folder, tensors, config, vocabulary or rawget(model, "saved_vocabulary"))
 end
+
 --- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
 function files.vocabulary(folder)
   local path = place_of(folder, "vocabulary.json")
@@ -415,15 +421,7 @@ function files.export(folder, about, state)
   local model = family and families.make(family, about.config, folder)
   if model then rawset(model, "found_config", about.config) end
   local tensors, config = model_of(model, state)
-  native.make_folder(folder)
-  local set = { { path = folder .. "/model.safetensors", tensors = tensors,
-                  metadata = { format = "pt", step = about.step and ("%d"):format(about.step) } },
-                { path = folder .. "/config.json", text = config } }
-  if about.vocabulary then set[3] = { path = folder .. "/vocabulary.json", json = about.vocabulary } end
-  for name, words in pairs(tokenizer.contents(about.vocabulary)) do
-    set[#set + 1] = { path = folder .. "/" .. name, text = words }
-  end
-  native.save_files(set):wait()
+  write_model(folder, tensors, config, about.vocabulary, about.step)
 end
 
 -- Files of weights that are not read, and what to do about them.

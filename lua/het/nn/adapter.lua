@@ -13,6 +13,15 @@ local function name_of(part, which) return part == "" and which or part .. "." .
 --- Names of the parameters of a part: of A and of B.
 function adapter.names(part) return name_of(part, "lora_a"), name_of(part, "lora_b") end
 
+--- The names in a model of the parameters of a place's adapter (het.nn.lora): of A and of B.
+-- @tparam table place { path, part, beside = }
+function adapter.parameters_of(place)
+  local a, b = adapter.names(place.part)
+  local at = place.beside and place.path:gsub("[^.]+$", place.beside) or place.path
+  local function under(path, name) return path == "" and name or path .. "." .. name end
+  return under(at, a), under(place.path, b)
+end
+
 --- Parameters of a layer, and those of its adapters. A begins as PEFT has it, B as zeros.
 function adapter.with_parameters(list, adapters)
   for _, part in ipairs(parts) do

@@ -1,5 +1,4 @@
---- Models of which a part is trained: nn.frozen, and nn.lora with low-rank adapters (het.nn.adapter) of linear layers.
-local adapter = require "het.nn.adapter"
+--- Models that are trained in part: nn.frozen, and nn.lora with low-rank adapters (het.nn.adapter) of linear layers.
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
@@ -190,17 +189,5 @@ lora.lora = define.constructor {
     return model
   end,
 }
-
--- The names of the parameters of a place's adapter: of A and of B.
-local function parameters_of(place)
-  local a, b = adapter.names(place.part)
-  local at = place.beside and place.path:gsub("[^.]+$", place.beside) or place.path
-  local function under(path, name) return path == "" and name or path .. "." .. name end
-  return under(at, a), under(place.path, b)
-end
-
---- For het.model.adapter; no part of het.nn. `parameters_of(place)`: the names of the parameters of a place's adapter,
--- of A and of B.
-lora.tools = { parameters_of = parameters_of }
 
 return lora

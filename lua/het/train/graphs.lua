@@ -80,6 +80,17 @@ function graphs.loss(b, spec)
   error(result, 0)
 end
 
+--- Elements of parameters, as graph:parameters() lists them.
+function graphs.elements_of(parameters)
+  local total = 0
+  for _, parameter in ipairs(parameters) do
+    local count = 1
+    for _, size in ipairs(parameter.shape) do count = count * size end
+    total = total + count
+  end
+  return total
+end
+
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step
 -- @treturn table { graph, trained, positions, counter }: `trained`, elements of the parameters that are trained;
@@ -113,13 +124,7 @@ function graphs.training(spec)
   }
   for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
   graph:output("gradient_norm", norm)
-  local elements = 0
-  for _, parameter in ipairs(wanted) do
-    local count = 1
-    for _, size in ipairs(parameter.shape) do count = count * size end
-    elements = elements + count
-  end
-  return { graph = graph, trained = elements,
+  return { graph = graph, trained = graphs.elements_of(wanted),
     positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
 end
 

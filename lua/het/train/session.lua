@@ -51,15 +51,11 @@ local function executor_of(self, program, made)
   return executor
 end
 
--- The shapes of all parameters of a graph by name, whichever rank holds them, and their elements.
-local function shapes_of(graph)
-  local shapes, total = {}, 0
-  for _, parameter in ipairs(graph:parameters()) do
-    local elements = 1
-    for _, size in ipairs(parameter.shape) do elements = elements * size end
-    shapes[parameter.name], total = parameter.shape, total + elements
-  end
-  return shapes, total
+-- The shapes of parameters by name.
+local function shapes_of(parameters)
+  local shapes = {}
+  for _, parameter in ipairs(parameters) do shapes[parameter.name] = parameter.shape end
+  return shapes
 end
 
 -- A state that comes from snapshots: what goes with it counts where this run has done no step.
@@ -131,7 +127,8 @@ function session.new(run, before)
   local spec = session.spec(a, self.microbatch, run.context)
   local training = graphs.training(spec)
   self.has_counter = training.counter
-  self.shapes, self.parameters = shapes_of(training.graph)
+  local parameters = training.graph:parameters()   -- whichever rank holds them
+  self.shapes, self.parameters = shapes_of(parameters), graphs.elements_of(parameters)
   self.trained = training.trained
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
