@@ -1,4 +1,4 @@
--- What adapters cannot be given, and a model of which nothing is trained.
+-- What adapters cannot be given.
 local het = require "het"
 local nn = het.nn
 local base = nn.llama { vocab = 16, context = 8, width = 8, layers = 1, heads = 2 }

@@ -57,7 +57,7 @@ class Training(Case):
         for plan in ('data', 'tensor'):
             with self.subTest(plan=plan):
                 self.assert_close(alone, self.losses('--workers', 2, 'ignored.lua', f'--plan={plan}'), 1e-5)
-        # In micro-batches of a row, of which some have no label that counts.
+        # In micro-batches of a row; some have no label that counts.
         text = (self.folder / 'ignored.lua').read_text()
         (self.folder / 'rows.lua').write_text(text.replace('and 8 or nil', 'and 1 or nil'))
         self.assert_close(alone, self.losses('rows.lua'), 1e-5)

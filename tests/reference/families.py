@@ -16,6 +16,7 @@ from huggingface import CASES, HERE, VOCAB, spread, torch
 
 STEPS, BATCH, CONTEXT = 20, 4, 16
 # Those whose scores are in memory are computed from the whole context for each token.
+PLANS = {'none': 1, 'tensor': 2, 'pipeline': 2}   # and their ranks
 WITHOUT_CACHE = {'mistral window', 'gemma2', 'gemma3'}
 
 
@@ -36,14 +37,39 @@ def losses_of(model, batches):
     return losses
 
 
-def check(hetrun, name, make, folder):
-    def run(recipe, *words):
-        done = subprocess.run([hetrun, '--quiet', '--trust', *words[1:], str(HERE / recipe), *words[0]], cwd=folder,
-                              capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(done.stdout + done.stderr)
-        return done.stdout
+def train(hetrun, folder, recipe, words, *options):
+    """Runs a recipe of this folder; returns what it prints."""
+    done = subprocess.run([hetrun, '--quiet', '--trust', *options, str(HERE / recipe), *words], cwd=folder, capture_output=True,
+                          text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout
 
+
+def differences(hetrun, folder, model, plans, saved):
+    """Trains the model in PyTorch, and what hetrun saved of it under each plan, by its number of ranks; returns what is wrong, else
+    nothing, and what to print: the worst relative difference of the losses under each plan."""
+    train(hetrun, folder, 'batches.lua', ['--tokens=tokens.bin', f'--context={CONTEXT}', f'--batch={BATCH}', f'--steps={STEPS}',
+                                          '--out=batches.json'])
+    expected = losses_of(model, json.loads((folder / 'batches.json').read_text()))
+    if expected[-1] >= expected[0]:
+        return f'PyTorch does not learn: {expected}', ''
+    worst = {}
+    for plan, ranks in plans.items():
+        train(hetrun, folder, 'families.lua', [f'--folder={saved}', '--tokens=tokens.bin', f'--steps={STEPS}', f'--plan={plan}',
+                                               f'--metrics={plan}.jsonl'],
+              '--threads=1', *(['--workers=2'] if ranks > 1 else []))
+        lines = [json.loads(line) for line in (folder / f'{plan}.jsonl').read_text().splitlines()]
+        losses = [line['loss'] for line in lines if 'loss' in line]
+        if len(losses) != STEPS:
+            return f'{len(losses)} losses under plan {plan}', ''
+        worst[plan] = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
+    shown = f'loss {expected[0]:.4f} to {expected[-1]:.4f}, worst relative difference ' + ', '.join(
+        f'{plan} {value:.1e}' for plan, value in worst.items())
+    return None if max(worst.values()) < 1e-4 else 'the losses differ', shown
+
+
+def check(hetrun, name, make, folder):
     ids = [(i * i + 3 * i) % VOCAB for i in range(400)]
     (folder / 'tokens.bin').write_bytes(struct.pack(f'<{len(ids)}H', *ids))
     torch.manual_seed(7)
@@ -51,29 +77,15 @@ def check(hetrun, name, make, folder):
     spread(model)
     model.save_pretrained(folder / 'model')
 
-    how, written, whole = run('families.lua', ['--folder=model']).splitlines()
+    how, written, whole = train(hetrun, folder, 'families.lua', ['--folder=model']).splitlines()
     if written != whole:
         return f'written with its cache: {written}, from the whole context: {whole}'
     if how != ('without a cache' if name in WITHOUT_CACHE else 'with a cache'):
         return f'it writes {how}'
 
-    run('batches.lua', ['--tokens=tokens.bin', f'--context={CONTEXT}', f'--batch={BATCH}', f'--steps={STEPS}',
-                        '--out=batches.json'])
-    expected = losses_of(model, json.loads((folder / 'batches.json').read_text()))
-    if expected[-1] >= expected[0]:
-        return f'PyTorch does not learn: {expected}'
-    worst = {}
-    for plan, workers in (('none', []), ('tensor', ['--workers=2']), ('pipeline', ['--workers=2'])):
-        run('families.lua', ['--folder=model', '--tokens=tokens.bin', f'--steps={STEPS}', f'--plan={plan}',
-                             f'--metrics={plan}.jsonl'], '--threads=1', *workers)
-        lines = [json.loads(line) for line in (folder / f'{plan}.jsonl').read_text().splitlines()]
-        losses = [line['loss'] for line in lines if 'loss' in line]
-        if len(losses) != STEPS:
-            return f'{len(losses)} losses under plan {plan}'
-        worst[plan] = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
-    print(f'{name}: loss {expected[0]:.4f} to {expected[-1]:.4f}, worst relative difference '
-          + ', '.join(f'{plan} {value:.1e}' for plan, value in worst.items()))
-    return None if max(worst.values()) < 1e-4 else 'the losses differ'
+    problem, shown = differences(hetrun, folder, model, PLANS, 'model')
+    print(f'{name}: {shown}')
+    return problem
 
 
 def main():

@@ -5,14 +5,13 @@ under plans.
 
 usage: lora.py HETRUN [names of cases]    (exit code 77: transformers or peft is not installed)
 """
-import json
 import pathlib
 import struct
 import subprocess
 import sys
 import tempfile
 
-from families import BATCH, CONTEXT, STEPS, losses_of
+from families import PLANS, differences
 from huggingface import CASES, HERE, TOLERANCE, VOCAB, our_logits, spread, their_logits, torch
 
 try:
@@ -29,7 +28,6 @@ TARGETS = {
     'gpt_neox': ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h'], 'mixtral': LLAMA[:4],
     'bert': ['query', 'value', 'dense'],
 }
-PLANS = {'none': 1, 'tensor': 2, 'pipeline': 2}
 MORE_PLANS = {'sequence': 2, 'data': 2, 'sharded': 2}   # of one family
 
 
@@ -72,28 +70,10 @@ def check(hetrun, name, make, folder):
         print(f'{name}: logits {shown}')
         return None
 
-    def train(recipe, *words):
-        done = subprocess.run([hetrun, '--quiet', '--trust', *words[1:], str(HERE / recipe), *words[0]], cwd=folder,
-                              capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(done.stdout + done.stderr)
-
-    train('batches.lua', ['--tokens=tokens.bin', f'--context={CONTEXT}', f'--batch={BATCH}', f'--steps={STEPS}', '--out=batches.json'])
-    expected = losses_of(model.eval(), json.loads((folder / 'batches.json').read_text()))
-    if expected[-1] >= expected[0]:
-        return f'PyTorch does not learn: {expected}'
-    worst = {}
-    for plan, ranks in {**PLANS, **(MORE_PLANS if name == 'qwen2' else {})}.items():
-        train('families.lua', ['--folder=adapter', '--tokens=tokens.bin', f'--steps={STEPS}', f'--plan={plan}',
-                               f'--metrics={plan}.jsonl'], '--threads=1', *(['--workers=2'] if ranks > 1 else []))
-        lines = [json.loads(line) for line in (folder / f'{plan}.jsonl').read_text().splitlines()]
-        losses = [line['loss'] for line in lines if 'loss' in line]
-        if len(losses) != STEPS:
-            return f'{len(losses)} losses under plan {plan}'
-        worst[plan] = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
-    print(f'{name}: logits {shown}; loss {expected[0]:.4f} to {expected[-1]:.4f}, worst relative difference '
-          + ', '.join(f'{plan} {value:.1e}' for plan, value in worst.items()))
-    return None if max(worst.values()) < 1e-4 else 'the losses differ'
+    plans = {**PLANS, **(MORE_PLANS if name == 'qwen2' else {})}
+    problem, trained = differences(hetrun, folder, model.eval(), plans, 'adapter')
+    print(f'{name}: logits {shown}; {trained}')
+    return problem
 
 
 def main():
