@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/tensor/convert.h"
 
 namespace het::kernels {
 
@@ -126,6 +127,15 @@ int64_t integer(const KernelRequest& request, std::string_view attribute, int64_
 }
 bool flag(const KernelRequest& request, std::string_view attribute, bool fallback) {
   return request.attributes.get<bool>(attribute, fallback);
+}
+
+std::vector<std::byte> constant_bytes(const KernelRequest& request) {
+  const auto values = request.attributes.get<std::vector<double>>("values");
+  const TensorType& type = request.outputs[0].type;
+  std::vector<std::byte> bytes(static_cast<size_t>(type.bytes()));
+  for (size_t i = 0; i < values.size(); ++i)
+    store_element(bytes.data(), type.dtype, values[i], static_cast<int64_t>(i));
+  return bytes;
 }
 
 double weight_decay_of(const KernelRequest& request, size_t parameter) {

@@ -71,6 +71,8 @@ Rows packed_rows(const KernelRequest& request, const Layout& layout);
 double number(const KernelRequest& request, std::string_view attribute, double fallback);
 int64_t integer(const KernelRequest& request, std::string_view attribute, int64_t fallback);
 bool flag(const KernelRequest& request, std::string_view attribute, bool fallback);
+// Of constant: its values, as bytes of the result's dtype.
+std::vector<std::byte> constant_bytes(const KernelRequest& request);
 // Of adamw and adamw_n: the weight decay of one of their parameters.
 double weight_decay_of(const KernelRequest& request, size_t parameter);
 // Of the attributes `seed` and `stream`: what an operator draws with.

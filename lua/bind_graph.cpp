@@ -207,6 +207,17 @@ void make_room_for(lua_State* L, const OpDef& op, size_t results) {
     fail_usage("{}: {} results are more than can be returned at once", op.name, results);
 }
 
+// The dtype of the first operand that has one: what a number beside it is taken as.
+DType dtype_beside(const OpDef& op, const GraphHandle& graph, const std::vector<ValueId>& values,
+                   const std::vector<Tensor>& tensors, const std::vector<DistributedTensor>& distributed) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (graph && values[i] != kAbsent) return graph->graph.type(values[i]).dtype;
+    if (tensors[i].present()) return tensors[i].dtype();
+    if (distributed[i].mesh != nullptr) return distributed[i].type.dtype;
+  }
+  fail_usage("{}: numbers alone were given; a tensor or a value of a graph is needed ({})", op.name, op.signature);
+}
+
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An
 // operator without inputs takes the graph in place of the inputs, or nothing to run at once.
 int op(lua_State* L) {
@@ -222,6 +233,7 @@ int op(lua_State* L) {
   std::vector<Tensor> tensors;
   MeshHandle mesh;
   std::vector<DistributedTensor> distributed(static_cast<size_t>(count));
+  std::vector<std::pair<size_t, double>> numbers;  // operands that are numbers
   for (int i = 1; i <= count; ++i) {
     lua_rawgeti(L, 2, i);
     const int at = lua_gettop(L);
@@ -239,6 +251,10 @@ int op(lua_State* L) {
       distributed[static_cast<size_t>(i) - 1] = x->tensor;
       values.push_back(kAbsent);
       tensors.emplace_back();
+    } else if (lua_type(L, at) == LUA_TNUMBER) {
+      numbers.emplace_back(tensors.size(), lua_tonumber(L, at));
+      values.push_back(kAbsent);
+      tensors.emplace_back();
     } else if (lua_type(L, at) == LUA_TBOOLEAN && !lua_toboolean(L, at)) {
       values.push_back(kAbsent);
       tensors.emplace_back();
@@ -247,6 +263,10 @@ int op(lua_State* L) {
                  lua_typename(L, lua_type(L, at)), definition.signature);
     }
     lua_pop(L, 1);
+  }
+  for (const auto& [i, number] : numbers) {
+    tensors[i] = Tensor({dtype_beside(definition, graph, values, tensors, distributed), {}});
+    tensors[i].set(0, number);
   }
   if (graph) {
     for (size_t i = 0; i < tensors.size(); ++i) {

@@ -360,10 +360,29 @@ Distributed distributed_at(lua_State* L, int index, const MeshHandle& mesh) {
   return {replicated(mesh, check_object<Tensor>(L, index)), nullptr};
 }
 
+// Constants are attributes of a graph, of eight bytes for each number.
+constexpr int64_t kMostConstants = 65536;
+
+// A tensor as a constant of the graph.
+ValueId constant_of(const GraphHandle& graph, const DistributedTensor& tensor, std::string_view op) {
+  if (tensor.mesh != nullptr)
+    fail_usage("cannot {} a distributed tensor and a graph value inside `forward`; make it an input or a parameter",
+               op);
+  const Tensor& values = tensor.local;
+  if (values.elements() > kMostConstants)
+    fail_usage("cannot {} {} and a graph value inside `forward`: constants have {} numbers at most; make it an "
+               "input or a parameter",
+               op, to_string(values.type()), kMostConstants);
+  std::vector<double> numbers;
+  for (int64_t i = 0; i < values.elements(); ++i) numbers.push_back(values.at(i));
+  return graph->open().call("constant", {},
+                            {{"values", numbers},
+                             {"shape", values.shape()},
+                             {"dtype", std::string(name_of(values.dtype()))}});
+}
+
 ValueId capture(const GraphHandle& graph, DistributedTensor tensor, std::string_view op) {
-  if (!graph->captures)
-    fail_usage(
-        "cannot {} a tensor and a graph value inside `forward`; make the tensor an input or a parameter", op);
+  if (!graph->captures) return constant_of(graph, tensor, op);
   const TensorType type = tensor.mesh != nullptr ? tensor.type : tensor.local.type();
   const ValueId id = graph->open().input(fmt::format("constant {}", graph->captured.size() + 1), type);
   graph->captured.emplace_back(id, std::make_shared<const DistributedTensor>(std::move(tensor)));

@@ -34,6 +34,18 @@ constexpr int kPointwiseCodes = 0
 #undef HET_POINTWISE_ONE
     ;
 
+// The attribute of the operator that is the step's immediate; empty: it has none.
+std::string_view immediate_of(Pointwise code) {
+  switch (code) {
+    case Pointwise::scale: return "factor";
+    case Pointwise::shift: return "amount";
+    case Pointwise::clamp_min:
+    case Pointwise::clamp_max: return "bound";
+    case Pointwise::pow: return "exponent";
+    default: return {};
+  }
+}
+
 // The one step that a single operator is.
 PointwiseStep step_of(const OpDef& op, const Attributes& attributes) {
   PointwiseStep step;
@@ -48,8 +60,8 @@ PointwiseStep step_of(const OpDef& op, const Attributes& attributes) {
     if (name_of(step.code) == name) break;
   }
   if (operands_of(step.code) == 2) step.b = 1;
-  if (step.code == Pointwise::scale) step.immediate = attributes.get<double>("factor");
-  if (step.code == Pointwise::shift) step.immediate = attributes.get<double>("amount");
+  if (const std::string_view number = immediate_of(step.code); !number.empty())
+    step.immediate = attributes.get<double>(std::string(number));
   return step;
 }
 
@@ -163,8 +175,7 @@ std::string to_string(const PointwiseProgram& program) {
     const PointwiseStep& step = program.steps[i];
     text += fmt::format("{}t{} = {}({}", i == 0 ? "" : "; ", i, name_of(step.code), source(step.a));
     if (step.b >= 0) text += ", " + source(step.b);
-    if (step.code == Pointwise::scale || step.code == Pointwise::shift)
-      text += fmt::format(", {}", step.immediate);
+    if (!immediate_of(step.code).empty()) text += fmt::format(", {}", step.immediate);
     text += ")";
   }
   text += " ->";
@@ -269,6 +280,36 @@ OpDef derivative(std::string_view name, std::string_view signature, std::string_
   return op;
 }
 
+std::vector<ValueId> no_gradient(GradientCall& call) {
+  return std::vector<ValueId>(call.node.inputs.size(), kAbsent);
+}
+
+// Steps where nothing changes almost everywhere: no gradient flows back.
+OpDef comparison(std::string_view name, std::string_view doc) { return binary(name, doc, no_gradient); }
+
+// Of a condition and a value: the gradient passes where the value does.
+OpDef selection(std::string_view name, std::string_view doc) {
+  OpDef op = pointwise(name, "condition:T, b:T → T", doc, [](GradientCall& call) {
+    const ValueId passed = call.graph.call(call.node.op->name, {call.input(0), call.output_gradients[0]});
+    return std::vector{kAbsent, sum_to_input(call, 1, passed)};
+  });
+  is_linear_in(op, "b y");
+  return op;
+}
+
+// Of one operand and a constant, which is an attribute.
+OpDef with_number(std::string_view name, std::string_view doc, std::string_view attribute, Rule gradient) {
+  OpDef op = unary(name, doc, std::move(gradient));
+  op.attributes = {attribute};
+  return op;
+}
+
+// That constant as a scalar of the operand's dtype.
+ValueId number_of(GradientCall& call, const char* attribute) {
+  return constant(call.graph, {call.graph.type(call.input(0)).dtype, {}},
+                  call.node.attributes.get<double>(attribute));
+}
+
 ValueId mul(GradientCall& call, ValueId a, ValueId b) { return call.graph.call("mul", {a, b}); }
 ValueId scaled(GradientCall& call, ValueId x, double factor) {
   return call.graph.call("scale", {x}, {{"factor", factor}});
@@ -281,16 +322,22 @@ std::vector<ValueId> both(GradientCall& call, First first, Second second) {
           call.wanted[1] ? sum_to_input(call, 1, second()) : kAbsent};
 }
 
-std::vector<ValueId> maximum_gradient(GradientCall& call) {
+// Of maximum and minimum: where a is `taken` dy goes to a, elsewhere to b; on a tie to b.
+std::vector<ValueId> choice_gradient(GradientCall& call, ValueId taken) {
   const ValueId dy = call.output_gradients[0];
-  // 1 where a > b: on a tie the gradient goes to b.
-  const ValueId difference = call.graph.call("sub", {call.input(0), call.input(1)});
-  const ValueId to_a = call.graph.call("relu_gradient", {difference, dy});
+  const ValueId to_a = call.graph.call("mask", {taken, dy});
   return both(
       call, [&] { return to_a; },
       [&] {
         return call.graph.call("sub", {dy, to_a});
       });
+}
+
+std::vector<ValueId> pow_gradient(GradientCall& call) {
+  const double exponent = call.node.attributes.get<double>("exponent");
+  if (exponent == 0) return {kAbsent};
+  const ValueId power = call.graph.call("pow", {call.input(0)}, {{"exponent", exponent - 1}});
+  return {scaled(call, mul(call, power, call.output_gradients[0]), exponent)};
 }
 
 std::vector<ValueId> div_gradient(GradientCall& call) {
@@ -353,23 +400,54 @@ std::vector<OpDef> elementwise_ops() {
   ops.push_back(binary("div", "a / b, broadcasting.", div_gradient));
   is_linear_in(ops.back(), "a y");
   ops.push_back(
-      binary("maximum", "The larger of a and b, broadcasting; NaN where either is.", maximum_gradient));
+      binary("maximum", "The larger of a and b, broadcasting; NaN where either is.", [](GradientCall& call) {
+        return choice_gradient(call, call.graph.call("less", {call.input(1), call.input(0)}));
+      }));
+  ops.push_back(
+      binary("minimum", "The smaller of a and b, broadcasting; NaN where either is.", [](GradientCall& call) {
+        return choice_gradient(call, call.graph.call("less", {call.input(0), call.input(1)}));
+      }));
+  ops.push_back(comparison("equal", "1 where a = b, else 0."));
+  ops.push_back(comparison("not_equal", "1 where a ≠ b, else 0; NaN differs from all numbers."));
+  ops.push_back(comparison("less", "1 where a < b, else 0."));
+  ops.push_back(comparison("less_equal", "1 where a ≤ b, else 0."));
+  ops.push_back(selection("mask", "b where the condition is not 0, else 0."));
+  ops.push_back(selection("mask_out", "b where the condition is 0, else 0."));
 
-  OpDef scale = unary("scale", "x times the constant `factor`.", [](GradientCall& call) {
+  ops.push_back(with_number("scale", "x times the constant `factor`.", "factor", [](GradientCall& call) {
     return std::vector{scaled(call, call.output_gradients[0], call.node.attributes.get<double>("factor"))};
-  });
-  scale.attributes = {"factor"};
-  is_linear_in(scale, "x y");
-  ops.push_back(std::move(scale));
-  OpDef shift = unary("shift", "x plus the constant `amount`.",
-                      [](GradientCall& call) { return std::vector{call.output_gradients[0]}; });
-  shift.attributes = {"amount"};
-  ops.push_back(std::move(shift));
+  }));
+  is_linear_in(ops.back(), "x y");
+  ops.push_back(with_number("shift", "x plus the constant `amount`.", "amount",
+                            [](GradientCall& call) { return std::vector{call.output_gradients[0]}; }));
+  // The gradient passes at the bound itself, as PyTorch's does.
+  ops.push_back(
+      with_number("clamp_min", "x, or `bound` where x is below it.", "bound", [](GradientCall& call) {
+        const ValueId below = call.graph.call("less", {call.input(0), number_of(call, "bound")});
+        return std::vector{call.graph.call("mask_out", {below, call.output_gradients[0]})};
+      }));
+  ops.push_back(
+      with_number("clamp_max", "x, or `bound` where x is above it.", "bound", [](GradientCall& call) {
+        const ValueId above = call.graph.call("less", {number_of(call, "bound"), call.input(0)});
+        return std::vector{call.graph.call("mask_out", {above, call.output_gradients[0]})};
+      }));
+  ops.push_back(with_number("pow", "x to the power of the constant `exponent`.", "exponent", pow_gradient));
 
   ops.push_back(unary("neg", "-x.", [](GradientCall& call) {
     return std::vector{call.graph.call("neg", {call.output_gradients[0]})};
   }));
   is_linear_in(ops.back(), "x y");
+  ops.push_back(unary("abs", "The absolute value of x.", [](GradientCall& call) {
+    return std::vector{mul(call, call.graph.call("sign", {call.input(0)}), call.output_gradients[0])};
+  }));
+  ops.push_back(unary("sign", "-1, 0 or 1.", no_gradient));
+  ops.push_back(unary("sin", "The sine of x, in radians.", [](GradientCall& call) {
+    return std::vector{mul(call, call.graph.call("cos", {call.input(0)}), call.output_gradients[0])};
+  }));
+  ops.push_back(unary("cos", "The cosine of x, in radians.", [](GradientCall& call) {
+    const ValueId slope = call.graph.call("neg", {call.graph.call("sin", {call.input(0)})});
+    return std::vector{mul(call, slope, call.output_gradients[0])};
+  }));
   ops.push_back(unary("square", "x².", [](GradientCall& call) {
     return std::vector{mul(call, scaled(call, call.input(0), 2.0), call.output_gradients[0])};
   }));

@@ -22,14 +22,28 @@ namespace het {
 // X(code, operands): the steps there are; i is the step's immediate. To add one: a line here, the OpDef in
 // elementwise.cpp and a case in each device's kernel.
 #define HET_POINTWISE_STEPS(X)                                                          \
-  X(add, 2)     /* a + b */                                                             \
-  X(sub, 2)     /* a - b */                                                             \
-  X(mul, 2)     /* a * b */                                                             \
-  X(div, 2)     /* a / b */                                                             \
-  X(maximum, 2) /* the larger; NaN when either is */                                    \
-  X(scale, 1)   /* a * i */                                                             \
-  X(shift, 1)   /* a + i */                                                             \
+  X(add, 2)       /* a + b */                                                           \
+  X(sub, 2)       /* a - b */                                                           \
+  X(mul, 2)       /* a * b */                                                           \
+  X(div, 2)       /* a / b */                                                           \
+  X(maximum, 2)   /* the larger; NaN when either is */                                  \
+  X(minimum, 2)   /* the smaller; NaN when either is */                                 \
+  X(clamp_min, 1) /* a < i ? i : a */                                                   \
+  X(clamp_max, 1) /* a > i ? i : a */                                                   \
+  X(equal, 2)     /* a == b ? 1 : 0, as all comparisons */                              \
+  X(not_equal, 2)                                                                       \
+  X(less, 2)                                                                            \
+  X(less_equal, 2)                                                                      \
+  X(mask, 2)     /* a != 0 ? b : 0 */                                                   \
+  X(mask_out, 2) /* a != 0 ? 0 : b */                                                   \
+  X(scale, 1)    /* a * i */                                                            \
+  X(shift, 1)    /* a + i */                                                            \
   X(neg, 1)                                                                             \
+  X(abs, 1)                                                                             \
+  X(sign, 1) /* -1, 0 or 1; NaN stays NaN */                                            \
+  X(sin, 1)                                                                             \
+  X(cos, 1)                                                                             \
+  X(pow, 1) /* a to the power of i */                                                   \
   X(square, 1)                                                                          \
   X(sqrt, 1)                                                                            \
   X(exp, 1)                                                                             \

@@ -19,17 +19,6 @@ Types infer_top_k(const OpCall& call) {
   return {{call[0].dtype, with_last(call[0].shape, k)}, {DType::i32, with_last(call[0].shape, k)}};
 }
 
-Types infer_top_k_gradient(const OpCall& call) {
-  require_inputs(call, 2, 2);
-  require_float(call, 0);
-  require_rank_from(call, 0, 1);
-  require_type(call, 1, {DType::i32, call[0].shape});
-  const int64_t size = setting<int64_t>(call, "size");
-  if (size < last(call[0].shape))
-    refuse(call, fmt::format("{} entries were chosen of size = {}", last(call[0].shape), size));
-  return {{call[0].dtype, with_last(call[0].shape, size)}};
-}
-
 // --- slots
 
 constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max();  // which are i32
@@ -167,9 +156,8 @@ std::vector<OpDef> experts_ops() {
        .infer = infer_top_k,
        .gradient =
            [](GradientCall& call) {
-             const ValueId made =
-                 call.graph.call("top_k_gradient", {call.output_gradients[0], call.output(1)},
-                                 {{"size", last(call.graph.type(call.input(0)).shape)}});
+             const ValueId made = call.graph.call("scatter_add", {call.output_gradients[0], call.output(1)},
+                                                  {{"size", last(call.graph.type(call.input(0)).shape)}});
              return std::vector{as_gradient(call, 0, made)};
            },
        .flops =
@@ -179,13 +167,6 @@ std::vector<OpDef> experts_ops() {
        .sharding = {{.cut = "..."}},
        .never_cut = {{"n", "the largest are found among all entries"},
                      {"k", "each is the largest of what those before it leave"}}},
-      {.name = "top_k_gradient",
-       .signature = "dvalues[..., k]:T, index[..., k]:i32 → dx[..., n]:T",
-       .doc = "Rows of `size` zeros but for dvalues at `index`, which differ within a row.",
-       .attributes = {"size"},
-       .infer = infer_top_k_gradient,
-       .sharding = {{.cut = "..."}, {.cut = "k", .sums = "dx"}, {.partial = "dvalues dx"}},
-       .never_cut = {{"n", "an index names one of all entries"}}},
       {.name = "expert_slots",
        .signature = "expert[b, t, k]:i32 → slot[b, t, k]:i32, counts[b, e]:i32",
        .doc = "Places with the experts that tokens chose. Each of `experts` experts has `capacity` places a "

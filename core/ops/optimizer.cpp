@@ -91,6 +91,14 @@ Types infer_sgd(const OpCall& call) {
   return {call[0], call[1]};
 }
 
+Types infer_assign(const OpCall& call) {
+  require_inputs(call, 3, 3);
+  require_accumulator(call, 0);
+  require_type(call, 1, call[0]);
+  require_type(call, 2, {call[0].dtype, {}});
+  return {call[0]};
+}
+
 Types infer_add_n(const OpCall& call) {
   require_inputs(call, 1, static_cast<size_t>(-1));
   require_float(call, 0);
@@ -150,6 +158,12 @@ std::vector<OpDef> optimizer_ops() {
        .infer = infer_sgd,
        .flops = [](const OpCall& call, Outputs) { return 6.0 * static_cast<double>(call[0].elements()); },
        .in_place = {{0, 0}, {1, 1}},
+       .sharding = {{.cut = "..."}}},
+      {.name = "assign",
+       .signature = "state[...]:A, value[...]:A, coefficient[]:A → state[...]:A",
+       .doc = "The value takes the state's place; nothing is written when the coefficient is not finite.",
+       .infer = infer_assign,
+       .in_place = {{0, 0}},
        .sharding = {{.cut = "..."}}},
       {.name = "add_n",
        .signature = "g1:A, g2:A, … → A",

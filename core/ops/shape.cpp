@@ -213,6 +213,34 @@ Types infer_fill(const OpCall& call) {
   return {{dtype_setting(call, "dtype", DType::f32), shape}};
 }
 
+Types infer_constant(const OpCall& call) {
+  require_inputs(call, 0, 0);
+  const Shape shape = setting<std::vector<int64_t>>(call, "shape");
+  const auto values = setting<std::vector<double>>(call, "values");
+  const bool negative = std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; });
+  if (negative || elements_of(shape) != static_cast<int64_t>(values.size()))
+    refuse(call, fmt::format("{} values do not fill the shape {}", values.size(), to_string(shape)));
+  return {{dtype_setting(call, "dtype", DType::f32), shape}};
+}
+
+// The values of a part.
+Attributes localize_constant(const OpCall& call, std::span<const TensorSlice>,
+                             std::span<const TensorSlice> outputs) {
+  const auto all = call.attributes.get<std::vector<double>>("values");
+  std::vector<double> part(static_cast<size_t>(outputs[0].elements()));
+  each_run(TensorSlice::whole(outputs[0].whole_shape()), outputs[0], 1,
+           [&](int64_t from, int64_t to, int64_t count) {
+             std::copy_n(all.begin() + from, count, part.begin() + to);
+           });
+  Attributes attributes = call.attributes;
+  attributes.set("values", part).set("shape", outputs[0].shape());
+  return attributes;
+}
+
+std::string notation_of_made(const OpCall&, std::span<const TensorType> outputs) {
+  return fmt::format(" → y{}", aligned_dims(outputs[0].shape, outputs[0].shape));
+}
+
 // --- notation
 
 // A letter for each dimension, "...0", or a number in place of dimension `dim`, or what is given for it.
@@ -410,10 +438,7 @@ std::vector<OpDef> shape_ops() {
        .doc = "`value` in every element.",
        .attributes = {"value", "shape", "dtype"},
        .infer = infer_fill,
-       .notation =
-           [](const OpCall&, std::span<const TensorType> outputs) {
-             return fmt::format(" → y{}", aligned_dims(outputs[0].shape, outputs[0].shape));
-           },
+       .notation = notation_of_made,
        .sharding = {{.cut = "..."}},
        .localize =
            [](const OpCall& call, std::span<const TensorSlice>, std::span<const TensorSlice> outputs) {
@@ -421,6 +446,14 @@ std::vector<OpDef> shape_ops() {
              attributes.set("shape", outputs[0].shape());
              return attributes;
            }},
+      {.name = "constant",
+       .signature = "→ constant",
+       .doc = "A tensor of these `values`, row by row; made once for a run.",
+       .attributes = {"values", "shape", "dtype"},
+       .infer = infer_constant,
+       .notation = notation_of_made,
+       .sharding = {{.cut = "..."}},
+       .localize = localize_constant},
   };
 }
 

@@ -21,6 +21,12 @@ HET_INLINE void binary(const float* a, const float* b, float* to, int64_t n, con
             [&](int64_t i, auto lanes) { store(to + i, f(load(a + i, lanes), load(b + i, lanes)), lanes); });
 }
 
+// By the C library: steps that layers take seldom, where its range reduction counts for more than lanes.
+template <typename Function>
+void scalars(const float* a, float* to, int64_t n, const Function& f) {
+  for (int64_t i = 0; i < n; ++i) to[i] = f(a[i]);
+}
+
 constexpr float kRootTwoOverPi = 0.797884561f, kCubic = 0.044715f;
 
 // (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its precision where tanh is near -1.
@@ -43,16 +49,32 @@ HET_INLINE Vector silu_derivative(Vector a) {
 
 void run_step(Pointwise code, const float* a, const float* b, float* to, float immediate, int64_t n) {
   using V = Vector;
-  const V zero{};
+  const V zero{}, one = splat(1);
   switch (code) {
     case Pointwise::add: return binary(a, b, to, n, [](V x, V y) { return x + y; });
     case Pointwise::sub: return binary(a, b, to, n, [](V x, V y) { return x - y; });
     case Pointwise::mul: return binary(a, b, to, n, [](V x, V y) { return x * y; });
     case Pointwise::div: return binary(a, b, to, n, [](V x, V y) { return x / y; });
     case Pointwise::maximum: return binary(a, b, to, n, [](V x, V y) { return maximum(x, y); });
+    case Pointwise::minimum: return binary(a, b, to, n, [](V x, V y) { return minimum(x, y); });
+    case Pointwise::clamp_min:
+      return unary(a, to, n, [bound = splat(immediate)](V x) { return x < bound ? bound : x; });
+    case Pointwise::clamp_max:
+      return unary(a, to, n, [bound = splat(immediate)](V x) { return x > bound ? bound : x; });
+    case Pointwise::equal: return binary(a, b, to, n, [=](V x, V y) { return x == y ? one : zero; });
+    case Pointwise::not_equal: return binary(a, b, to, n, [=](V x, V y) { return x != y ? one : zero; });
+    case Pointwise::less: return binary(a, b, to, n, [=](V x, V y) { return x < y ? one : zero; });
+    case Pointwise::less_equal: return binary(a, b, to, n, [=](V x, V y) { return x <= y ? one : zero; });
+    case Pointwise::mask: return binary(a, b, to, n, [=](V x, V y) { return x != zero ? y : zero; });
+    case Pointwise::mask_out: return binary(a, b, to, n, [=](V x, V y) { return x != zero ? zero : y; });
     case Pointwise::scale: return unary(a, to, n, [=](V x) { return x * immediate; });
     case Pointwise::shift: return unary(a, to, n, [=](V x) { return x + immediate; });
     case Pointwise::neg: return unary(a, to, n, [](V x) { return -x; });
+    case Pointwise::abs: return unary(a, to, n, [](V x) { return absolute(x); });
+    case Pointwise::sign: return unary(a, to, n, [=](V x) { return x > zero ? one : x < zero ? -one : x; });
+    case Pointwise::sin: return scalars(a, to, n, [](float x) { return ::sinf(x); });
+    case Pointwise::cos: return scalars(a, to, n, [](float x) { return ::cosf(x); });
+    case Pointwise::pow: return scalars(a, to, n, [=](float x) { return ::powf(x, immediate); });
     case Pointwise::square: return unary(a, to, n, [](V x) { return x * x; });
     case Pointwise::sqrt: return unary(a, to, n, [](V x) { return sqrt(x); });
     case Pointwise::exp: return unary(a, to, n, [](V x) { return exp(x); });

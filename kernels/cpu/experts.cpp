@@ -65,26 +65,6 @@ std::unique_ptr<Kernel> prepare_top_k(const KernelRequest& request) {
   });
 }
 
-// dx[r, index[r, j]] = dvalues[r, j], 0 elsewhere
-std::unique_ptr<Kernel> prepare_top_k_gradient(const KernelRequest& request) {
-  require_packed_operands(request);
-  require_i32(request, request.inputs[1]);
-  const int64_t rows = rows_of(request.outputs[0]), n = request.outputs[0].type.shape.back();
-  const int64_t k = request.inputs[0].type.shape.back();
-  return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
-    return make_kernel([=](const KernelArguments& a) {
-      const T* dvalues = a.in<T>(0);
-      const int32_t* index = a.in<int32_t>(1);
-      T* dx = a.out<T>(0);
-      check_ids("top_k_gradient", index, rows * k, 0, n);
-      parallel_for(rows, row_grain(kLightGrain, n), [&](int64_t begin, int64_t end) {
-        std::memset(static_cast<void*>(dx + begin * n), 0, (end - begin) * n * sizeof(T));
-        for (int64_t i = begin * k; i < end * k; ++i) dx[i / k * n + index[i]] = dvalues[i];
-      });
-    });
-  });
-}
-
 // slot[b, t, j] in the order of j, then of t; counts[b, e] after the first choices.
 std::unique_ptr<Kernel> prepare_expert_slots(const KernelRequest& request) {
   require_packed_operands(request);
@@ -243,7 +223,6 @@ std::unique_ptr<Kernel> prepare_combine_weight_gradient(const KernelRequest& req
 
 std::vector<KernelEntry> experts_kernels() {
   return {{"top_k", prepare_top_k},
-          {"top_k_gradient", prepare_top_k_gradient},
           {"expert_slots", prepare_expert_slots},
           {"dispatch", prepare_dispatch},
           {"combine", prepare_combine},

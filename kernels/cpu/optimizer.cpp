@@ -148,6 +148,17 @@ std::unique_ptr<Kernel> prepare_sgd(const KernelRequest& request) {
   });
 }
 
+std::unique_ptr<Kernel> prepare_assign(const KernelRequest& request) {
+  for (const Layout& layout : request.inputs) require_f32(request, layout);
+  const int64_t n = request.inputs[0].type.elements();
+  return make_kernel([n](const KernelArguments& a) {
+    if (!is_finite(*a.in<float>(2))) return;
+    parallel_for(n, kLightGrain, [&](int64_t begin, int64_t end) {
+      std::memcpy(a.out<float>(0) + begin, a.in<float>(1) + begin, (end - begin) * 4);
+    });
+  });
+}
+
 std::unique_ptr<Kernel> prepare_add_n(const KernelRequest& request) {
   constexpr int64_t kTile = 2048;  // elements whose sums stay in the first-level cache
   for (const Layout& layout : request.inputs) require_packed(request, layout);
@@ -177,11 +188,9 @@ std::unique_ptr<Kernel> prepare_add_n(const KernelRequest& request) {
 }  // namespace
 
 std::vector<KernelEntry> optimizer_kernels() {
-  return {{"global_norm", prepare_global_norm},
-          {"adamw", prepare_adamw},
-          {"adamw_n", prepare_adamw},
-          {"sgd", prepare_sgd},
-          {"add_n", prepare_add_n}};
+  return {{"global_norm", prepare_global_norm}, {"adamw", prepare_adamw},
+          {"adamw_n", prepare_adamw},           {"sgd", prepare_sgd},
+          {"assign", prepare_assign},           {"add_n", prepare_add_n}};
 }
 
 }  // namespace het::cpu::HET_ISA

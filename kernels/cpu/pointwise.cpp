@@ -12,6 +12,9 @@ bool is_function(Pointwise code) {
   switch (code) {
     case Pointwise::exp:
     case Pointwise::log:
+    case Pointwise::sin:
+    case Pointwise::cos:
+    case Pointwise::pow:
     case Pointwise::tanh:
     case Pointwise::sigmoid:
     case Pointwise::silu:

@@ -133,8 +133,17 @@ std::unique_ptr<Kernel> prepare_fill(const KernelRequest& request) {
   }
 }
 
+std::unique_ptr<Kernel> prepare_constant(const KernelRequest& request) {
+  require_packed(request, request.outputs[0]);
+  return make_kernel([bytes = constant_bytes(request)](const KernelArguments& a) {
+    std::memcpy(a.outputs[0], bytes.data(), bytes.size());
+  });
+}
+
 }  // namespace
 
-std::vector<KernelEntry> shape_kernels() { return {{"copy", prepare_copy}, {"fill", prepare_fill}}; }
+std::vector<KernelEntry> shape_kernels() {
+  return {{"copy", prepare_copy}, {"fill", prepare_fill}, {"constant", prepare_constant}};
+}
 
 }  // namespace het::cpu::HET_ISA

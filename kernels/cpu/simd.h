@@ -183,6 +183,10 @@ HET_INLINE Vector keep(Vector v, Tail tail, float other) {
 // ---- selections and sums over lanes (a fixed tree, so always the same rounding) ----
 
 // NaN in `a` or `b` gives NaN.
+HET_INLINE Vector minimum(Vector a, Vector b) {
+  const Vector smaller = a < b ? a : b;
+  return a == a ? smaller : a;
+}
 HET_INLINE Vector maximum(Vector a, Vector b) {
   const Vector larger = a > b ? a : b;
   return a == a ? larger : a;

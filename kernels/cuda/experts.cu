@@ -75,34 +75,6 @@ std::unique_ptr<Kernel> prepare_top_k(const KernelRequest& request, const Contex
   });
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) spread(const T* dvalues, const int* index, T* dx, int64_t count,
-                                                   int64_t n, int64_t k, const char* op, Failure* failure) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= count) return;
-  const int64_t at = index[i];
-  if (at < 0 || at >= n)
-    report(failure, {Failure::bad_index, i, at, n, op});
-  else
-    dx[i / k * n + at] = dvalues[i];
-}
-
-std::unique_ptr<Kernel> prepare_top_k_gradient(const KernelRequest& request, const Context& context) {
-  require_packed_operands(request);
-  require_i32(request, request.inputs[1]);
-  const TensorType& dx = request.outputs[0].type;
-  const int64_t count = request.inputs[0].type.elements(), n = dx.shape.back();
-  const int64_t k = request.inputs[0].type.shape.back();
-  const auto bytes = static_cast<size_t>(dx.bytes());
-  return for_float(request, dx.dtype, [&]<typename T>(T) {
-    return make_kernel([=, &context](const KernelArguments& a) {
-      check(cudaMemsetAsync(a.out<T>(0), 0, bytes, context.stream), "clear a gradient");
-      launch(context, spread<T>, grid_of(count), kThreads, 0, a.in<T>(0), a.in<int>(1), a.out<T>(0), count, n,
-             k, "top_k_gradient", context.failure);
-    });
-  });
-}
-
 // A block for a sample, a thread for each expert at a time: it goes through all choices, which the block
 // reads chunk by chunk. Choices of no expert get no slot; a thread of the first round reports them.
 __global__ void __launch_bounds__(kThreads)
@@ -311,7 +283,6 @@ std::unique_ptr<Kernel> prepare_combine_weight_gradient(const KernelRequest& req
 
 std::vector<Entry> experts_kernels() {
   return {{"top_k", prepare_top_k},
-          {"top_k_gradient", prepare_top_k_gradient},
           {"expert_slots", prepare_expert_slots},
           {"dispatch", prepare_dispatch},
           {"combine", prepare_combine},

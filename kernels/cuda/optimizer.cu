@@ -281,6 +281,26 @@ std::unique_ptr<Kernel> prepare_sgd(const KernelRequest& request, const Context&
   });
 }
 
+__global__ void __launch_bounds__(kThreads)
+    copy_unless(float* state, const float* value, const float* coefficient, int64_t n, bool packed) {
+  if (!is_finite(*coefficient)) return;
+  each_element<4>(n, packed, [&](int64_t i, auto size) {
+    float v[size()];
+    load(v, value + i);
+    store(state + i, v);
+  });
+}
+
+std::unique_ptr<Kernel> prepare_assign(const KernelRequest& request, const Context& context) {
+  for (const Layout& layout : request.inputs) require_f32(request, layout);
+  const int64_t n = request.inputs[0].type.elements();
+  return make_kernel([=, &context](const KernelArguments& a) {
+    const bool packed = packs(a.out<float>(0), 4, 4) && packs(a.in<float>(1), 4, 4);
+    launch(context, copy_unless, grid_of(n, packed, 4), kThreads, 0, a.out<float>(0), a.in<float>(1),
+           a.in<float>(2), n, packed);
+  });
+}
+
 // ---- sums of tensors ----
 
 template <typename T>
@@ -329,11 +349,9 @@ std::unique_ptr<Kernel> prepare_add_n(const KernelRequest& request, const Contex
 }  // namespace
 
 std::vector<Entry> optimizer_kernels() {
-  return {{"global_norm", prepare_global_norm},
-          {"adamw", prepare_adamw},
-          {"adamw_n", prepare_adamw},
-          {"sgd", prepare_sgd},
-          {"add_n", prepare_add_n}};
+  return {{"global_norm", prepare_global_norm}, {"adamw", prepare_adamw},
+          {"adamw_n", prepare_adamw},           {"sgd", prepare_sgd},
+          {"assign", prepare_assign},           {"add_n", prepare_add_n}};
 }
 
 }  // namespace het::HET_CUDA

@@ -244,8 +244,33 @@ std::unique_ptr<Kernel> prepare_fill(const KernelRequest& request, const Context
   }
 }
 
+// ---- constants ----
+
+// Bytes that a launch brings as its argument, so that a recorded step can have them, too.
+struct Chunk {
+  std::byte bytes[2048];
+};
+
+__global__ void __launch_bounds__(kThreads) write_chunk(const __grid_constant__ Chunk chunk, std::byte* y, int n) {
+  for (int i = threadIdx.x; i < n; i += kThreads) y[i] = chunk.bytes[i];
+}
+
+std::unique_ptr<Kernel> prepare_constant(const KernelRequest& request, const Context& context) {
+  require_packed(request, request.outputs[0]);
+  return make_kernel([bytes = kernels::constant_bytes(request), &context](const KernelArguments& a) {
+    for (size_t done = 0; done < bytes.size(); done += sizeof(Chunk)) {
+      Chunk chunk;
+      const size_t n = std::min(bytes.size() - done, sizeof(Chunk));
+      std::memcpy(chunk.bytes, bytes.data() + done, n);
+      launch(context, write_chunk, 1, kThreads, 0, chunk, a.outputs[0] + done, static_cast<int>(n));
+    }
+  });
+}
+
 }  // namespace
 
-std::vector<Entry> shape_kernels() { return {{"copy", prepare_copy}, {"fill", prepare_fill}}; }
+std::vector<Entry> shape_kernels() {
+  return {{"copy", prepare_copy}, {"fill", prepare_fill}, {"constant", prepare_constant}};
+}
 
 }  // namespace het::HET_CUDA

@@ -25,9 +25,24 @@ double apply(const PointwiseStep& step, double a, double b) {
     case Pointwise::div: return a / b;
     case Pointwise::maximum:
       return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::max(a, b);
+    case Pointwise::minimum:
+      return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::min(a, b);
+    case Pointwise::clamp_min: return a < step.immediate ? step.immediate : a;
+    case Pointwise::clamp_max: return a > step.immediate ? step.immediate : a;
+    case Pointwise::equal: return a == b;
+    case Pointwise::not_equal: return a != b;
+    case Pointwise::less: return a < b;
+    case Pointwise::less_equal: return a <= b;
+    case Pointwise::mask: return a != 0 ? b : 0;
+    case Pointwise::mask_out: return a != 0 ? 0 : b;
     case Pointwise::scale: return a * step.immediate;
     case Pointwise::shift: return a + step.immediate;
     case Pointwise::neg: return -a;
+    case Pointwise::abs: return std::abs(a);
+    case Pointwise::sign: return a > 0 ? 1 : a < 0 ? -1 : a;
+    case Pointwise::sin: return std::sin(a);
+    case Pointwise::cos: return std::cos(a);
+    case Pointwise::pow: return std::pow(a, step.immediate);
     case Pointwise::square: return a * a;
     case Pointwise::sqrt: return std::sqrt(a);
     case Pointwise::exp: return std::exp(a);

@@ -31,23 +31,6 @@ std::unique_ptr<Kernel> top_k(const KernelRequest& request) {
   });
 }
 
-// dx[r, index[r, j]] = dvalues[r, j], 0 elsewhere
-std::unique_ptr<Kernel> top_k_gradient(const KernelRequest& request) {
-  return kernel_of(request, [](const Operands& o) {
-    const View dvalues = o.in(0), index = o.in(1), dx = o.out(0);
-    const int64_t n = dx.size(-1), k = dvalues.size(-1);
-    for (int64_t r = 0; r < leading(dx.layout(), 1); ++r) {
-      std::vector<double> row(static_cast<size_t>(n));
-      for (int64_t j = 0; j < k; ++j) {
-        const auto i = static_cast<int64_t>(index[r * k + j]);
-        if (i < 0 || i >= n) fail_usage("index {} is outside a row of {}", i, n);
-        row[static_cast<size_t>(i)] = dvalues[r * k + j];
-      }
-      for (int64_t i = 0; i < n; ++i) dx.set(r * n + i, row[static_cast<size_t>(i)]);
-    }
-  });
-}
-
 // Places in the order of choices, then of tokens; how many have each expert as their first choice.
 std::unique_ptr<Kernel> expert_slots(const KernelRequest& request) {
   const auto experts = request.attributes.get<int64_t>("experts");
@@ -144,7 +127,6 @@ std::unique_ptr<Kernel> combine_weight_gradient(const KernelRequest& request) {
 
 std::vector<KernelEntry> experts_kernels() {
   return {{"top_k", top_k},
-          {"top_k_gradient", top_k_gradient},
           {"expert_slots", expert_slots},
           {"dispatch", dispatch},
           {"combine", combine},

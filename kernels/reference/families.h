@@ -10,12 +10,14 @@ namespace het::reference {
 std::vector<KernelEntry> elementwise_kernels();
 std::vector<KernelEntry> shape_kernels();
 std::vector<KernelEntry> reduce_kernels();
+std::vector<KernelEntry> scan_kernels();
 std::vector<KernelEntry> softmax_kernels();
 std::vector<KernelEntry> matmul_kernels();
 std::vector<KernelEntry> norm_kernels();
 std::vector<KernelEntry> rotary_kernels();
 std::vector<KernelEntry> attention_kernels();
 std::vector<KernelEntry> embedding_kernels();
+std::vector<KernelEntry> gather_kernels();
 std::vector<KernelEntry> conv_kernels();
 std::vector<KernelEntry> pool_kernels();
 std::vector<KernelEntry> experts_kernels();
@@ -27,9 +29,9 @@ std::vector<KernelEntry> optimizer_kernels();
 inline std::vector<KernelEntry> all_kernels() {
   std::vector<KernelEntry> all;
   for (const auto family :
-       {elementwise_kernels, shape_kernels, reduce_kernels, softmax_kernels, matmul_kernels, norm_kernels,
-        rotary_kernels, attention_kernels, embedding_kernels, conv_kernels, pool_kernels, experts_kernels,
-        loss_kernels, dropout_kernels, rounding_kernels, optimizer_kernels})
+       {elementwise_kernels, shape_kernels, reduce_kernels, scan_kernels, softmax_kernels, matmul_kernels,
+        norm_kernels, rotary_kernels, attention_kernels, embedding_kernels, gather_kernels, conv_kernels,
+        pool_kernels, experts_kernels, loss_kernels, dropout_kernels, rounding_kernels, optimizer_kernels})
     for (const KernelEntry& entry : family()) all.push_back(entry);
   return all;
 }

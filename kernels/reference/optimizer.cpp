@@ -78,6 +78,13 @@ std::unique_ptr<Kernel> sgd(const KernelRequest& request) {
   });
 }
 
+std::unique_ptr<Kernel> assign(const KernelRequest& request) {
+  return kernel_of(request, [](const Operands& o) {
+    if (!std::isfinite(o.in(2)[0])) return;
+    for (int64_t i = 0; i < o.out(0).elements(); ++i) o.out(0).set(i, o.in(1)[i]);
+  });
+}
+
 std::unique_ptr<Kernel> add_n(const KernelRequest& request) {
   return kernel_of(request, [](const Operands& o) {
     const View y = o.out(0);
@@ -92,7 +99,8 @@ std::unique_ptr<Kernel> add_n(const KernelRequest& request) {
 }  // namespace
 
 std::vector<KernelEntry> optimizer_kernels() {
-  return {{"global_norm", global_norm}, {"adamw", adamw}, {"adamw_n", adamw}, {"sgd", sgd}, {"add_n", add_n}};
+  return {{"global_norm", global_norm}, {"adamw", adamw}, {"adamw_n", adamw}, {"sgd", sgd},
+          {"assign", assign},           {"add_n", add_n}};
 }
 
 }  // namespace het::reference

@@ -21,8 +21,18 @@ std::unique_ptr<Kernel> fill(const KernelRequest& request) {
   });
 }
 
+std::unique_ptr<Kernel> constant(const KernelRequest& request) {
+  return kernel_of(request,
+                   [values = request.attributes.get<std::vector<double>>("values")](const Operands& o) {
+                     const View y = o.out(0);
+                     for (int64_t i = 0; i < y.elements(); ++i) y.set(i, values[static_cast<size_t>(i)]);
+                   });
+}
+
 }  // namespace
 
-std::vector<KernelEntry> shape_kernels() { return {{"copy", copy}, {"fill", fill}}; }
+std::vector<KernelEntry> shape_kernels() {
+  return {{"copy", copy}, {"fill", fill}, {"constant", constant}};
+}
 
 }  // namespace het::reference

@@ -1,6 +1,6 @@
 --- `het.op`: every operator of the engine as a function. `op.linear(x, weight, bias)`, `op.softmax(x, {dim = 1})`.
--- Operands that are tensors are computed at once; values of a graph are appended to their graph. Absent optional
--- operands are nil or false.
+-- Operands that are tensors are computed at once; values of a graph are appended to their graph. A number is a scalar
+-- of the first operand's dtype. Absent optional operands are nil or false.
 local native = require "het.native"
 local define = require "het.language.define"
 local errors = require "het.errors"
@@ -59,8 +59,9 @@ for _, operator in ipairs(native.operators()) do
   op[operator.name] = define.document({
     name = "op." .. operator.name, sentence = operator.doc, signature = operator.signature, example = call_of(operator),
   }, wrap(operator))
-  names[#names + 1] = operator.name
 end
+require "het.op.composed"(op)
+for name in pairs(op) do names[#names + 1] = name end
 table.sort(names)
 
 return setmetatable(op, {

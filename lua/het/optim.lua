@@ -4,6 +4,7 @@ local errors = require "het.errors"
 local op = require "het.op"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
+local updates = require "het.optim.updates"
 
 local optim = {}
 
@@ -85,7 +86,14 @@ Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.nam
 --- The learning rate of a step.
 function Optimizer:rate(step, steps)
   local lr = self.arguments.lr
-  return type(lr) == "number" and lr or lr:at(step, steps)
+  if type(lr) == "number" then return lr end
+  if type(lr) ~= "function" then return lr:at(step, steps) end
+  local rate = lr(step, steps)
+  if type(rate) ~= "number" or not (rate >= 0 and rate < math.huge) then
+    errors.usage("optim.%s.lr: the function returned %s for step %d; a rate of at least 0 is needed", self.name,
+      text.value(rate), step)
+  end
+  return rate
 end
 
 --- The weight decay of a parameter: of the first pattern in `decay` that its name has, else of matrices only.
@@ -97,7 +105,8 @@ function Optimizer:decay_of(parameter)
 end
 
 local common = {
-  { "lr", "number|schedule", "learning rate, or a schedule of it", required = true, above = 0 },
+  { "lr", "number|schedule|function", "learning rate, a schedule of it, or a function(step, steps) that returns it",
+    required = true, above = 0 },
   { "weight_decay", "number", "share of a matrix that a step of rate 1 takes away", default = 0, min = 0 },
   { "decay", "list", 'exceptions, the first that matches a parameter\'s name: { { "tokens", 0 }, { "norm", 0.1 } }' },
   { "clip", "number", "greatest global norm of the gradient; 0: no limit", default = 0, min = 0 },
@@ -155,6 +164,88 @@ optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
     momentum = a.momentum, nesterov = a.nesterov, weight_decay = self:decay_of(parameter),
   })
 end)
+
+-- What an update of het.optim.updates computes with, as values of the update phase.
+local function step_of(self, graph, parameter, gradient, inputs)
+  local kept = {}   -- by name
+  local step = {
+    param = parameter.value, gradient = op.mul(gradient, inputs.coefficient), lr = inputs.lr,
+    count = op.cast(inputs.step, { dtype = "f32" }), decay = self:decay_of(parameter), name = parameter.name,
+    shape = parameter.shape, lookup = parameter.lookup or false, precision = inputs.precision,
+  }
+  function step.state(name, shape)
+    define.expect("state: name", name, "string")
+    if not kept[name] then
+      kept[name] = graph:buffer(("%s.%s.%s"):format(self.arguments.name or self.name, name, parameter.name), "f32",
+        shape or parameter.shape)
+    end
+    return kept[name]
+  end
+  return step, kept
+end
+
+-- The new values take the place of the old ones, after everything that reads those.
+local function write_back(self, step, kept, new, coefficient)
+  local what = "optim." .. self.name .. ".update"
+  if type(new) ~= "table" or debug.getmetatable(new) ~= nil or not define.accepts("value", new.param) then
+    errors.usage("%s returned %s; { param = new value, and those of its state by name } is needed", what,
+      text.value(new))
+  end
+  for _, name in ipairs(text.keys(new)) do
+    local state = name == "param" and step.param or kept[name]
+    if not state then errors.usage("%s returned '%s', which is no state: state \"%s\" makes one", what, name, name) end
+    local given, wanted = text.shape(new[name].shape), text.shape(state.shape)
+    if given ~= wanted then errors.usage("%s returned %s for '%s', which is %s", what, given, name, wanted) end
+    op.assign(state, new[name], coefficient)
+  end
+  for name in pairs(kept) do
+    if not new[name] then errors.usage("%s returned no new value of its state '%s'", what, name) end
+  end
+end
+
+-- An optimizer whose update is written with het.op.
+local function composed(name, sentence, fields, update)
+  optimizer(name, sentence, fields, function(self, graph, parameter, gradient, inputs)
+    local step, kept = step_of(self, graph, parameter, gradient, inputs)
+    write_back(self, step, kept, update(self, step), inputs.coefficient)
+  end)
+end
+
+local function beta(name, doc, default) return { name, "number", doc, default = default, min = 0, below = 1 } end
+
+composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction of momentum and gradient. Rates of a third "
+  .. "to a tenth of AdamW's serve, with weight decay as much greater.", {
+  beta("beta1", "share of the momentum in the direction of a step", 0.9),
+  beta("beta2", "decay of the momentum", 0.99),
+}, updates.lion)
+
+composed("adafactor", "Adafactor (Shazeer and Stern 2018): of a matrix it keeps means over rows and columns instead of "
+  .. "a moment for each weight; steps are relative to the size of the weights.", {
+  { "beta2_decay", "number", "second moments take in a step's squares by step^this", default = -0.8, below = 0 },
+  { "threshold", "number", "greatest root of the mean square of an update", default = 1, above = 0 },
+  { "eps", "number", "least size of a parameter, which its steps are relative to", default = 1e-3, above = 0 },
+}, updates.adafactor)
+
+composed("muon", "Muon (Jordan et al. 2024): the momentum of a hidden matrix made orthogonal; AdamW for embeddings, "
+  .. "vectors and what `others` names.", {
+  beta("momentum", "decay of the mean of gradients", 0.95),
+  { "nesterov", "boolean", "look ahead along the momentum (Nesterov)", default = true },
+  { "iterations", "integer", "Newton-Schulz iterations", default = 5, min = 1, max = 20 },
+  { "adjust", "string", "steps of an n × m matrix are larger by √max(1, n / m) (original), or as large as AdamW's "
+    .. "(adamw)", default = "adamw", choices = { "adamw", "original" } },
+  { "others", "list", "Lua patterns of names of matrices that AdamW changes", default = { "^head", "classifier" } },
+  { "others_rate", "number", "AdamW's rate, relative to lr", default = 1, above = 0 },
+  beta("beta1", "AdamW's decay of the mean of gradients", 0.9),
+  beta("beta2", "AdamW's decay of the mean of their squares", 0.95),
+  { "eps", "number", "AdamW's, added to the root of the squares' mean", default = 1e-8, above = 0 },
+}, updates.muon)
+
+composed("custom", "An optimizer of your own: a function that says the new values of a parameter and of its state.", {
+  { "name", "string", "what it is called in messages and in saved states", default = "custom" },
+  { "update", "function", "function(step): step.param, gradient, lr, count, decay, shape, name, and "
+    .. "step.state(name [, shape]), which is kept from step to step; returns { param = new value, name = new state }",
+    required = true },
+}, function(self, step) return self.arguments.update(step) end)
 
 -- A step and the steps of a run, as a recipe asks for the rate of one.
 local function check_step(name, step, steps)

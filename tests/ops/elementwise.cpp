@@ -125,6 +125,42 @@ std::vector<Case> elementwise_cases() {
   nan.gradient = false;
   cases.push_back(nan);
 
+  binary(cases, "minimum", T({}).of({0.5, -2, 1, 3, 0, -1, 2}), T({}).of({0.75, -0.25, 1.25, -1.75, 2.25}));
+  Case lower = nan;
+  lower.op = "minimum";
+  cases.push_back(lower);
+  for (const char* op : {"equal", "not_equal", "less", "less_equal"}) {
+    binary(cases, op, T({}).of({0.5, -2, 1, 3, 0, -1, 2}).constant(),
+           T({}).of({0.5, 3, 1, -1, 0}).constant());
+    Case special = nan;
+    special.op = op;
+    cases.push_back(special);
+  }
+  // What is left out may be anything: it does not come through.
+  for (const char* op : {"mask", "mask_out"}) {
+    binary(cases, op, T({}).of({0, 1, 0, -2}).constant(), T({}));
+    Case special{op, {T({6}).of({0, 0, 0, 1, 1, NAN}), T({6}).of({NAN, inf, -inf, NAN, inf, 2})}};
+    special.gradient = false;
+    cases.push_back(special);
+  }
+
+  unary(cases, "clamp_min", T({}).of({-3, -1, 0, 0.75, 2}), {{"bound", 0.5}});
+  unary(cases, "clamp_max", T({}).of({-3, -1, 0, 0.75, 2}), {{"bound", 0.5}});
+  unary(cases, "abs", T({}).apart(0.01));
+  unary(cases, "sign", T({}).apart(0.01));
+  unary(cases, "sin", T({}).in(-8, 8));
+  unary(cases, "cos", T({}).in(-8, 8));
+  unary(cases, "pow", T({}).in(0.25, 4), {{"exponent", 1.5}});
+  unary(cases, "pow", T({}).in(-2, 2).apart(0.1), {{"exponent", 3.0}});
+  unary(cases, "pow", T({}).in(0.25, 4), {{"exponent", -0.5}});
+  unary(cases, "pow", T({}).in(0.25, 4), {{"exponent", 0.0}});
+  special(cases, "sin", {0, -0.0, 100, -100, 1000, 1e5, 3.14159265, 1e-30});
+  special(cases, "cos", {0, -0.0, 100, -100, 1000, 1e5, 1.57079633, 1e-30});
+  special(cases, "sign", {0, NAN, inf, -inf, 3, -3, 1e-30});
+  special(cases, "abs", {0, -0.0, NAN, inf, -inf, 3, -3, 1e-30});
+  special(cases, "clamp_min", {NAN, inf, -inf, 1, 0.5, 3}, {{"bound", 1.0}});
+  special(cases, "clamp_max", {NAN, inf, -inf, 1, 0.5, 3}, {{"bound", 1.0}});
+  special(cases, "pow", {0, 1, -1, 4, inf, -8, 0.5}, {{"exponent", 2.0}});
   unary(cases, "scale", T({}), {{"factor", -2.5}});
   unary(cases, "shift", T({}), {{"amount", 0.75}});
   unary(cases, "neg", T({}));

@@ -83,7 +83,21 @@ def elementwise():
         case("div", torch.div, [draw(*a), apart(draw(*b))])
         # Odd and even multiples of 1/64 are never equal.
         case("maximum", torch.maximum, [draw(*a) * 2, draw(*b) * 2 + 1 / 64])
+        case("minimum", torch.minimum, [draw(*a) * 2, draw(*b) * 2 + 1 / 64])
+        for name, function in [("equal", torch.eq), ("not_equal", torch.ne), ("less", torch.lt), ("less_equal", torch.le)]:
+            case(name, lambda a, b, f=function: f(a, b).double(), [draw(*a).round(), draw(*b).round()], through=[])
+        zeros = torch.zeros(())
+        case("mask", lambda c, b: torch.where(c != 0, b, zeros), [draw(*a).round(), draw(*b)])
+        case("mask_out", lambda c, b: torch.where(c != 0, zeros, b), [draw(*a).round(), draw(*b)])
     for shape in [(7,), (3, 6), ()]:
+        case("clamp_min", lambda x: x.clamp(min=0.25), [draw(*shape)], {"bound": 0.25})
+        case("clamp_max", lambda x: x.clamp(max=0.25), [draw(*shape)], {"bound": 0.25})
+        case("abs", torch.abs, [draw(*shape)])
+        case("sign", torch.sign, [draw(*shape)])
+        case("sin", torch.sin, [draw(*shape, low=-4, high=4)])
+        case("cos", torch.cos, [draw(*shape, low=-4, high=4)])
+        for exponent in [2.5, 3.0, -1.0, 0.0, 1.0]:
+            case("pow", lambda x, e=exponent: x.pow(e), [draw(*shape, low=0.25, high=3)], {"exponent": exponent})
         case("scale", lambda x: x * -2.5, [draw(*shape)], {"factor": -2.5})
         case("shift", lambda x: x + 0.75, [draw(*shape)], {"amount": 0.75})
         case("neg", torch.neg, [draw(*shape)])
@@ -415,15 +429,26 @@ def distinct(*shape):
     return (torch.stack(rows).reshape(shape) - shape[-1] // 2) / 64.0
 
 
+def gather():
+    for shape, k in [((5,), 2), ((3, 8), 1), ((2, 4, 6), 9)]:
+        index = whole(*shape[:-1], k, low=0, high=shape[-1])
+        case("gather", lambda x, index: x.gather(-1, index), [draw(*shape), index])
+
+        def added(x, index, shape=shape):
+            return torch.zeros(shape).scatter_add(-1, index, x)
+
+        case("scatter_add", added, [draw(*shape[:-1], k), index], {"size": shape[-1]})
+
+
+def scan():
+    for shape, dim in [((7,), -1), ((3, 5), 0), ((3, 5), -1), ((2, 4, 3), 1)]:
+        case("cumsum", lambda x, d=dim: x.cumsum(d), [draw(*shape)], {"dim": dim})
+        case("cumsum", lambda x, d=dim: x.flip(d).cumsum(d).flip(d), [draw(*shape)], {"dim": dim, "reverse": True})
+
+
 def experts():
     for shape, k in [((5,), 2), ((3, 8), 1), ((2, 4, 6), 3)]:
         case("top_k", lambda x, k=k: torch.topk(x, k, dim=-1), [distinct(*shape)], {"k": k})
-        index = torch.topk(distinct(*shape), k, dim=-1).indices
-
-        def spread(dvalues, index, shape=shape):
-            return torch.zeros(shape).scatter(-1, index, dvalues)
-
-        case("top_k_gradient", spread, [draw(*shape[:-1], k), index], {"size": shape[-1]}, through=[])
     for samples, tokens, k, count, capacity, width in [(2, 5, 1, 3, 2, 4), (3, 6, 2, 4, 3, 5)]:
         chosen = torch.topk(distinct(samples, tokens, count), k, dim=-1).indices
 

@@ -23,16 +23,14 @@ std::vector<Wrong> wrong_indices() {
                     table = T({7, 3}), logits = T({4, 7}), hidden = T({4, 3});
   const std::string above = ": index 9 at position 2 is outside the table's 7 rows",
                     negative = ": index -3 at position 3 is outside the table's 7 rows";
+  const OperandCase pairs = OperandCase{Kind::i32, {2, 2}}.of({1, 6, 9, 0});
   const OperandCase slot = OperandCase{Kind::i32, {1, 4, 1}}.of({1, 6, 9, 0}),
                     below_none = OperandCase{Kind::i32, {1, 4, 1}}.of({1, -1, 0, -3}), x = T({1, 4, 3}),
                     places = T({7, 1, 1, 3});
   const Attributes experts{{"experts", int64_t{7}}, {"capacity", int64_t{1}}};
   return {
-      {{"top_k_gradient",
-        {T({2, 2}), OperandCase{Kind::i32, {2, 2}}.of({1, 6, 9, 0})},
-        {{"size", int64_t{7}}}},
-       1,
-       above},
+      {{"scatter_add", {T({2, 2}), pairs}, {{"size", int64_t{7}}}}, 1, above},
+      {{"gather", {T({2, 7}), pairs}}, 1, above},
       {{"expert_slots", {slot}, experts}, 0, above},
       {{"dispatch", {x, below_none}, experts}, 1, negative},
       {{"combine", {places, slot}}, 1, above},

@@ -67,6 +67,10 @@ std::vector<Case> optimizer_cases() {
     cases.push_back({"sgd", {A({33}), A({33}), A({33}), number(0.1), number(bad)}, {{"momentum", 0.9}}});
   }
 
+  for (const double coefficient : {1.0, 0.25, static_cast<double>(NAN), static_cast<double>(INFINITY)})
+    for (const Shape& shape : {Shape{}, {7}, {65, 127}})
+      cases.push_back({"assign", {A(shape), A(shape), number(coefficient)}});
+
   for (const Shape& shape : {Shape{}, {1}, {17, 3}, {65, 127}}) {
     cases.push_back(
         {"sgd", {A(shape), absent(), A(shape), number(0.1), number(0.5)}, {{"weight_decay", 0.1}}});

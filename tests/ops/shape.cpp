@@ -49,6 +49,14 @@ std::vector<Case> shape_cases() {
     test.dtypes = {DType::f32};
     cases.push_back(test);
   }
+  for (const char* dtype : {"f32", "bf16", "f16", "i32", "bool"})
+    for (const Shape& shape : {Shape{}, {7}, {3, 5}, {40, 33}}) {
+      std::vector<double> values;
+      for (int64_t i = 0; i < elements_of(shape); ++i) values.push_back(static_cast<double>(i % 23 - 7) / 4);
+      Case test{"constant", {}, {{"values", values}, {"shape", shape}, {"dtype", std::string(dtype)}}};
+      test.dtypes = {DType::f32};
+      cases.push_back(test);
+    }
   Case scalar{"fill", {}, {{"value", -2.5}, {"shape", List{}}, {"dtype", std::string("f32")}}};
   scalar.dtypes = {DType::f32};
   cases.push_back(scalar);

@@ -33,6 +33,7 @@ function builder.new(settings)
     cache = settings.cache,
     values = {},          -- parameters by name, in the compute precision
     frozen = {},          -- names of parameters that are not trained
+    lookup = {},          -- names of tables of embeddings
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
     projecting = false,   -- the layer being built writes into the residual stream
@@ -132,7 +133,7 @@ function Builder:parameter(parameter, path, hints)
     local dtype = parameter.frozen and computed or "f32"
     local value = self.graph:parameter(name, dtype, parameter[2], initial(self, parameter),
       hints and hints[parameter[1]])
-    self.frozen[name] = parameter.frozen
+    self.frozen[name], self.lookup[name] = parameter.frozen, parameter.lookup
     if dtype ~= computed then value = copy_of(self, value, name) end
     self.values[name] = value
   end

@@ -103,6 +103,7 @@ function graphs.training(spec)
   graph:output("loss", loss)
   local wanted, values = {}, {}
   for _, parameter in ipairs(graph:parameters()) do
+    parameter.lookup = b.lookup[parameter.name]
     if not b.frozen[parameter.name] then
       wanted[#wanted + 1], values[#values + 1] = parameter, parameter.value
     end
@@ -120,7 +121,7 @@ function graphs.training(spec)
   end
   local norm, coefficient = native.op("global_norm", list, { max_norm = spec.optimizer.arguments.clip })
   local inputs = {
-    lr = graph:input("lr", "f32", {}, true), step = b:step(), coefficient = coefficient,
+    lr = graph:input("lr", "f32", {}, true), step = b:step(), coefficient = coefficient, precision = spec.precision,
   }
   for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
   graph:output("gradient_norm", norm)

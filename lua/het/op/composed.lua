@@ -1,0 +1,167 @@
+--- Operators composed of the engine's: their gradients, costs and sharding rules follow from those of the parts.
+-- Operands may be tensors or values of a graph; where an operator of the engine takes a number, so do they.
+local define = require "het.language.define"
+local errors = require "het.errors"
+local text = require "het.text"
+
+local function check_options(name, options, known)
+  if options == nil then return {} end
+  if type(options) ~= "table" or getmetatable(options) ~= nil then
+    errors.usage("op.%s: its last argument is a table of options, { %s = }", name, table.concat(known, " =, "))
+  end
+  local is_known = {}
+  for _, key in ipairs(known) do is_known[key] = true end
+  for key in pairs(options) do
+    if not is_known[key] then
+      errors.usage("op.%s has no option '%s'; it has %s", name, tostring(key), table.concat(known, ", "))
+    end
+  end
+  return options
+end
+
+local function check_value(name, value, what)
+  if not define.accepts("value", value) then
+    errors.usage("op.%s: %s is %s; a tensor or a value of a graph is needed", name, what, text.value(value))
+  end
+end
+
+local function check_whole(name, option, value)
+  if type(value) ~= "number" or value ~= math.floor(value) then
+    errors.usage("op.%s: %s = %s has to be a whole number", name, option, text.value(value))
+  end
+end
+
+-- The dimension as a number from 0; -1 is the last.
+local function dim_of(name, x, dim)
+  check_whole(name, "dim", dim)
+  local rank = #x.shape
+  if dim < -rank or dim >= rank then
+    errors.usage("op.%s: dim = %d; %s has the dimensions %d to %d", name, dim, text.shape(x.shape), -rank, rank - 1)
+  end
+  return dim % rank
+end
+
+-- The order of dimensions that swaps one with the last, which is its own inverse; nil: it is the last.
+local function swap_with_last(rank, dim)
+  if dim == rank - 1 then return nil end
+  local order = {}
+  for d = 1, rank do order[d] = d - 1 end
+  order[dim + 1], order[rank] = rank - 1, dim
+  return order
+end
+
+local function without(shape, dim)
+  local left = {}
+  for d, size in ipairs(shape) do
+    if d ~= dim + 1 then left[#left + 1] = size end
+  end
+  return left
+end
+
+return function(op)
+  local function add(name, signature, sentence, example, fn)
+    op[name] = define.document({ name = "op." .. name, signature = signature, sentence = sentence, example = example },
+      fn)
+  end
+
+  add("where", "condition:T, a:T, b:T → T", "a where the condition is not 0, else b, broadcasting; what is not taken "
+    .. "may be anything, NaN too.", "op.where(op.less(x, 0), 0, x)", function(condition, a, b)
+    check_value("where", condition, "the condition")
+    return op.add(op.mask(condition, a), op.mask_out(condition, b))
+  end)
+  add("greater", "a:T, b:T → T", "1 where a > b, else 0.", "op.greater(x, 0)", function(a, b) return op.less(b, a) end)
+  add("greater_equal", "a:T, b:T → T", "1 where a ≥ b, else 0.", "op.greater_equal(x, 0)",
+    function(a, b) return op.less_equal(b, a) end)
+
+  add("clamp", "x:T → T", "x, no less than `min` and no more than `max`.", "op.clamp(x, { min = -1, max = 1 })",
+    function(x, options)
+      options = check_options("clamp", options, { "min", "max" })
+      if not options.min and not options.max then errors.usage("op.clamp needs `min`, `max` or both") end
+      if options.min then x = op.clamp_min(x, { bound = options.min }) end
+      if options.max then x = op.clamp_max(x, { bound = options.max }) end
+      return x
+    end)
+
+  -- The largest along a dimension, and where it is.
+  local function largest(name, x, options)
+    options = check_options(name, options, { "dim", "keep" })
+    check_value(name, x, "x")
+    local rank, dim = #x.shape, dim_of(name, x, options.dim or -1)
+    local order = swap_with_last(rank, dim)
+    local value, index = op.top_k(order and op.transpose(x, { order = order }) or x, { k = 1 })
+    if order then
+      value, index = op.transpose(value, { order = order }), op.transpose(index, { order = order })
+    end
+    if options.keep then return value, index end
+    local shape = without(x.shape, dim)
+    return op.reshape(value, { shape = shape }), op.reshape(index, { shape = shape })
+  end
+  add("max", "x → values:T, index:i32", "The largest along `dim` (-1, the last), kept as size 1 with `keep`, and where "
+    .. "it is; of equal ones the first. The gradient goes there.", "local values = op.max(x, { dim = 1 })",
+    function(x, options) return largest("max", x, options) end)
+  add("min", "x → values:T, index:i32", "The smallest along `dim`, as op.max.", "local values = op.min(x, { dim = 1 })",
+    function(x, options)
+      check_value("min", x, "x")
+      local value, index = largest("min", op.neg(x), options)
+      return op.neg(value), index
+    end)
+  add("argmax", "x → index:i32", "Where the largest along `dim` (-1, the last) is.", "op.argmax(logits)",
+    function(x, options) return (select(2, largest("argmax", x, options))) end)
+
+  add("index_select", "x:T, index[k]:i32 → T", "Slices of x along `dim` (0) by index, as PyTorch's index_select.",
+    "op.index_select(x, index, { dim = 1 })", function(x, index, options)
+      options = check_options("index_select", options, { "dim" })
+      check_value("index_select", x, "x")
+      check_value("index_select", index, "the index")
+      if #index.shape ~= 1 then
+        errors.usage("op.index_select: the index is %s; a vector is needed", text.shape(index.shape))
+      end
+      local dim, count = dim_of("index_select", x, options.dim or 0), index.shape[1]
+      local order, shape = { dim }, { count }
+      for d, size in ipairs(x.shape) do
+        if d ~= dim + 1 then order[#order + 1], shape[#shape + 1] = d - 1, size end
+      end
+      local back = {}
+      for place, d in ipairs(order) do back[d + 1] = place - 1 end
+      local rows = op.reshape(op.transpose(x, { order = order }), { shape = { x.shape[dim + 1], -1 } })
+      return op.transpose(op.reshape(op.embedding(index, rows), { shape = shape }), { order = back })
+    end)
+
+  add("one_hot", "ids[...]:i32 → [..., classes]:f32", "1 at each id, else 0.", "op.one_hot(ids, { classes = 10 })",
+    function(ids, options)
+      options = check_options("one_hot", options, { "classes", "dtype" })
+      check_value("one_hot", ids, "the ids")
+      check_whole("one_hot", "classes", options.classes)
+      local column = { unpack(ids.shape) }
+      column[#column + 1] = 1
+      local native = require "het.native"
+      local known = op.reshape(op.cast(ids, { dtype = "f32" }), { shape = column })
+      local hot = op.equal(known, native.arange(options.classes, "f32"))
+      return options.dtype and op.cast(hot, { dtype = options.dtype }) or hot
+    end)
+
+  add("conv1d", "x[b, channels, t]:T, weight[out, channels / groups, k]:T, bias?[out]:A → [b, out, t']:T",
+    "A convolution along the last dimension, with zeros before and after it (`padding`), or with `causal` before it "
+    .. "alone, so that a result sees no later entry.", "op.conv1d(x, self.weight, self.bias, { causal = true })",
+    function(x, weight, bias, options)
+      if options == nil and type(bias) == "table" then bias, options = nil, bias end
+      options = check_options("conv1d", options, { "stride", "padding", "dilation", "groups", "causal" })
+      check_value("conv1d", x, "x")
+      check_value("conv1d", weight, "the weight")
+      if #x.shape ~= 3 or #weight.shape ~= 3 then
+        errors.usage("op.conv1d: x is %s and the weight %s; [b, channels, t] and [out, channels / groups, k] are "
+          .. "needed", text.shape(x.shape), text.shape(weight.shape))
+      end
+      if options.causal and (options.padding or (options.stride or 1) ~= 1) then
+        errors.usage("op.conv1d: `causal` goes with neither `padding` nor a `stride`")
+      end
+      local b, channels, t = unpack(x.shape)
+      local out, inputs, k = unpack(weight.shape)
+      local padding = options.causal and (k - 1) * (options.dilation or 1) or options.padding or 0
+      local y = op.conv2d(op.reshape(x, { shape = { b, channels, 1, t } }),
+        op.reshape(weight, { shape = { out, inputs, 1, k } }), bias, { stride = { 1, options.stride or 1 },
+          padding = { 0, padding }, dilation = { 1, options.dilation or 1 }, groups = options.groups or 1 })
+      if options.causal then y = op.slice(y, { dim = 3, start = 0, length = t }) end
+      return op.reshape(y, { shape = { b, out, options.causal and t or y.shape[4] } })
+    end)
+end

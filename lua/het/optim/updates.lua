@@ -1,0 +1,117 @@
+--- How optimizers change a parameter: functions (optimizer, step) whose `step` has
+--   param, gradient  values in f32 of the parameter's shape; the gradient is clipped
+--   lr, count        scalars: the learning rate, and the number of the step from 1 in f32
+--   decay            the weight decay of this parameter
+--   name, shape      of the parameter; lookup: it is a table of embeddings
+--   precision        of the run
+--   state(name[, shape])  a value that is kept from step to step, zeros at first, of the parameter's shape by default
+-- Each returns the new values by name: `param`, and those of its state. They are written where the gradient is finite,
+-- all or none; until then everything reads the old ones.
+local op = require "het.op"
+
+local updates = {}
+
+local function scaled(x, factor) return op.scale(x, { factor = factor }) end
+
+-- a · old + (1 - a) · new
+local function average(a, old, new) return op.add(scaled(old, a), scaled(new, 1 - a)) end
+
+-- The parameter after weight decay: (1 - lr · decay) · param.
+local function decayed(step)
+  if step.decay == 0 then return step.param end
+  return op.mul(step.param, op.shift(scaled(step.lr, -step.decay), { amount = 1 }))
+end
+
+local function moved(step, direction) return op.sub(decayed(step), op.mul(direction, step.lr)) end
+
+local function mean_square(x) return op.mean(op.square(x)) end
+
+-- 1 - beta^count
+local function debiasing(step, beta)
+  return op.shift(op.neg(op.exp(scaled(step.count, math.log(beta)))), { amount = 1 })
+end
+
+--- Lion (Chen et al. 2023): the sign of an average of momentum and gradient.
+function updates.lion(self, step)
+  local a, m = self.arguments, step.state "m"
+  return { param = moved(step, op.sign(average(a.beta1, m, step.gradient))), m = average(a.beta2, m, step.gradient) }
+end
+
+--- Adafactor (Shazeer and Stern 2018), as torch.optim.Adafactor: of a matrix the means over its rows and columns stand
+-- for the second moments.
+function updates.adafactor(self, step)
+  local a, rank, g = self.arguments, #step.shape, step.gradient
+  local epsilon = 2 ^ -23                       -- of f32: the least second moment
+  local fresh = op.exp(scaled(op.log(step.count), a.beta2_decay))   -- 1 - beta2: count^beta2_decay
+  local kept = op.shift(op.neg(fresh), { amount = 1 })
+  local function track(name, shape, seen)
+    return op.add(op.mul(step.state(name, shape), kept), op.mul(seen, fresh))
+  end
+  local new, moment = {}
+  if rank >= 2 then
+    local by_row, by_column = { unpack(step.shape) }, { unpack(step.shape) }
+    by_row[rank], by_column[rank - 1] = 1, 1
+    local square = op.square(g)
+    new.rows = track("rows", by_row, op.mean(square, { dims = { -1 }, keep = true }))
+    new.columns = track("columns", by_column, op.mean(square, { dims = { -2 }, keep = true }))
+    local level = op.clamp_min(op.mean(new.rows, { dims = { -2 }, keep = true }), { bound = epsilon })
+    moment = op.div(op.mul(new.rows, new.columns), level)
+  else
+    new.squares = track("squares", nil, op.square(g))
+    moment = new.squares
+  end
+  local update = op.div(g, op.sqrt(op.clamp_min(moment, { bound = epsilon ^ 2 })))
+  local size = op.sqrt(mean_square(update))
+  update = op.div(update, op.clamp_min(scaled(size, 1 / a.threshold), { bound = 1 }))
+  local rate = op.minimum(step.lr, op.exp(scaled(op.log(step.count), -0.5)))
+  rate = op.mul(rate, op.clamp_min(op.sqrt(mean_square(step.param)), { bound = a.eps }))
+  new.param = op.sub(decayed(step), op.mul(update, rate))
+  return new
+end
+
+-- The nearest matrix with equal singular values, about: Newton-Schulz iterations of degree 5 with Jordan's coefficients
+-- (2024). `x` is [n, m]; products are computed in `precision`.
+local function orthogonal(x, iterations, precision)
+  local n, m = unpack(x.shape)
+  local norm = op.sqrt(op.sum(op.square(x)))
+  x = op.cast(op.div(x, op.clamp_min(norm, { bound = 1e-7 })), { dtype = precision })
+  local wide = n <= m
+  for _ = 1, iterations do
+    local gram = wide and op.matmul(x, x, { transpose_b = true }) or op.matmul(x, x, { transpose_a = true })
+    local poly = op.add(scaled(gram, -4.7750), scaled(op.matmul(gram, gram), 2.0315))
+    x = op.add(scaled(x, 3.4445), wide and op.matmul(poly, x) or op.matmul(x, poly))
+  end
+  return op.cast(x, { dtype = "f32" })
+end
+
+--- AdamW of what is no hidden matrix.
+local function adamw(a, step, lr)
+  local m, v = step.state "m", step.state "v"
+  local new = { m = average(a.beta1, m, step.gradient), v = average(a.beta2, v, op.square(step.gradient)) }
+  local root = op.shift(op.sqrt(op.div(new.v, debiasing(step, a.beta2))), { amount = a.eps })
+  local rate = op.div(lr, debiasing(step, a.beta1))
+  new.param = op.sub(decayed(step), op.div(op.mul(new.m, rate), root))
+  return new
+end
+
+-- Is it one of the hidden matrices?
+local function is_hidden(a, step)
+  if #step.shape ~= 2 or step.lookup then return false end
+  for _, pattern in ipairs(a.others) do
+    if step.name:find(pattern) then return false end
+  end
+  return true
+end
+
+--- Muon (Jordan et al. 2024), as torch.optim.Muon: momentum with equal singular values. AdamW for the rest.
+function updates.muon(self, step)
+  local a = self.arguments
+  if not is_hidden(a, step) then return adamw(a, step, scaled(step.lr, a.others_rate)) end
+  local momentum = average(a.momentum, step.state "momentum", step.gradient)
+  local ahead = a.nesterov and average(a.momentum, momentum, step.gradient) or momentum
+  local n, m = unpack(step.shape)
+  local size = a.adjust == "adamw" and 0.2 * math.sqrt(math.max(n, m)) or math.sqrt(math.max(1, n / m))
+  return { param = moved(step, scaled(orthogonal(ahead, a.iterations, step.precision), size)), momentum = momentum }
+end
+
+return updates

@@ -1,0 +1,46 @@
+-- Train a saved model with one of the optimizers that are written with operators; optimizers.py does the same in PyTorch.
+local het = require "het"
+local op, optim = het.op, het.optim
+
+local opt = het.options {
+  folder    = { "", "a model in Hugging Face's layout, to begin with", path = "read" },
+  tokens    = { "", "a file of 16-bit token ids", path = "read" },
+  steps     = { 50, "optimizer steps" },
+  optimizer = { "muon", "which" },
+  plan      = { "one", "how ranks share the work" },
+}
+
+-- AdamW once more, with het.op: it has to do what optim.adamw does.
+local function adamw(step)
+  local function average(share, old, new) return old * share + new * (1 - share) end
+  local function debiased(x, beta) return x / (1 - op.exp(step.count * math.log(beta))) end
+  local m = average(0.9, step.state "m", step.gradient)
+  local v = average(0.95, step.state "v", op.square(step.gradient))
+  local direction = debiased(m, 0.9) / (op.sqrt(debiased(v, 0.95)) + 1e-8)
+  return { param = step.param * (1 - step.lr * step.decay) - direction * step.lr, m = m, v = v }
+end
+
+local optimizers = {
+  adamw = optim.adamw { lr = 1e-3, beta2 = 0.95, weight_decay = 0.1, clip = 1 },
+  custom = optim.custom { name = "own_adamw", lr = 1e-3, weight_decay = 0.1, clip = 1, update = adamw },
+  lion = optim.lion { lr = 3e-4, weight_decay = 0.3, clip = 1 },
+  adafactor = optim.adafactor { lr = 1e-2, weight_decay = 0.1, clip = 1 },
+  muon = optim.muon { lr = 2e-3, weight_decay = 0.1, clip = 1 },
+  -- A rate that a function says.
+  rate = optim.adamw { lr = function(step, steps) return 1e-3 * (1 - (step - 1) / steps) end, beta2 = 0.95, clip = 1,
+    weight_decay = 0.1 },
+}
+
+local plans = {
+  one = nil,
+  zero = het.plan { microbatch = 1, sharded_optimizer = true,
+    het.pipeline { microbatches = 3, het.stage { "a:0" } }, het.pipeline { microbatches = 1, het.stage { "a:1" } } },
+  tensor = het.plan { tensor = 2, microbatch = 2, het.pipeline { microbatches = 2, het.stage { "a:0-1" } } },
+  pipeline = het.plan { microbatch = 2,
+    het.pipeline { microbatches = 2, het.stage { "a:0", layers = 2 }, het.stage { "a:1" } } },
+}
+
+return het.train {
+  model = het.load(opt.folder), data = het.data.tokens { path = opt.tokens, holdout = 0 }, batch = 4, steps = opt.steps,
+  precision = "f32", seed = 5, optimizer = optimizers[opt.optimizer], plan = plans[opt.plan], evaluate = { every = 0 },
+}
