@@ -66,13 +66,14 @@ std::string show_seconds(double seconds) {
 
 int64_t parse_bytes(std::string_view text) {
   const auto [value, unit] = split_number(text, "an amount of memory; write for example 2 GiB");
-  static constexpr std::array<std::pair<std::string_view, double>, 10> kUnits{{{"", 1},
+  static constexpr std::array<std::pair<std::string_view, double>, 11> kUnits{{{"", 1},
                                                                                {"B", 1},
                                                                                {"KiB", 1024.0},
                                                                                {"MiB", 1048576.0},
                                                                                {"GiB", 1073741824.0},
                                                                                {"TiB", 1099511627776.0},
                                                                                {"kB", 1e3},
+                                                                               {"KB", 1e3},
                                                                                {"MB", 1e6},
                                                                                {"GB", 1e9},
                                                                                {"TB", 1e12}}};

@@ -162,6 +162,7 @@ void RankAssigner::find_holders() {
     for (const ValueId parameter : parameters_updated(graph_, node))
       for (const ValueId sum : sums_behind(node)) {
         sums_of_[parameter].insert(sum);
+        parameter_of_[sum] = parameter;
         updated_[graph_.values[parameter].name] = parameter;
       }
   }
@@ -301,6 +302,15 @@ void RankAssigner::sums_behind(ValueId id, std::set<ValueId>& found) const {
     if (input != kAbsent) sums_behind(input, found);
 }
 
+std::vector<ValueId> RankAssigner::parameters_behind(const Node& update) const {
+  std::vector<ValueId> parameters = parameters_updated(graph_, update);
+  if (!parameters.empty()) return parameters;
+  for (const ValueId sum : sums_behind(update))
+    if (const auto found = parameter_of_.find(sum); found != parameter_of_.end())
+      parameters.push_back(found->second);
+  return parameters;
+}
+
 void RankAssigner::find_assigned(RankAssignment& assignment, int pipeline, int tensor,
                                  const std::set<int>& own) const {
   assignment.assigned.assign(graph_.nodes.size(), false);
@@ -320,7 +330,7 @@ void RankAssigner::find_assigned(RankAssignment& assignment, int pipeline, int t
     if (in_step(static_cast<NodeId>(n))) {
       mine = stages_[pipeline][n] != kAllStages && own.count(stages_[pipeline][n]) != 0 && !is_gathered(node);
     } else if (node.phase == Phase::update && !node.op->in_place.empty()) {
-      const auto updated = parameters_updated(graph_, node);
+      const auto updated = parameters_behind(node);
       mine = updated.empty() || std::all_of(updated.begin(), updated.end(), [&](ValueId id) {
                return holders_of(id, tensor).count(assignment.rank) != 0 && !kept_elsewhere(assignment, id);
              });

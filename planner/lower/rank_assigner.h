@@ -152,6 +152,10 @@ class RankAssigner {
   std::set<ValueId> sums_behind(const Node& update) const;
   void sums_behind(ValueId id, std::set<ValueId>& found) const;
 
+  // The parameters that a node of the update writes; of one that writes other state alone, those that are
+  // updated from its gradients.
+  std::vector<ValueId> parameters_behind(const Node& update) const;
+
   void find_gradients(RankAssignment& assignment, int pipeline, int tensor,
                       const std::set<int>& own_stages) const;
 
@@ -221,6 +225,7 @@ class RankAssigner {
   std::map<std::string, ValueId> updated_;  // parameters by name
   mutable std::map<StageCut, std::shared_ptr<const RankAssigner>> others_;
   std::map<ValueId, std::set<ValueId>> sums_of_;  // of parameters: what their updates are made from
+  std::map<ValueId, ValueId> parameter_of_;       // of such sums: a parameter that is updated from it
   std::map<ValueId, std::set<std::pair<int, int>>> holders_;  // of parameters: pipeline and stage
   std::map<ValueId, RowUpdate> row_updates_;                  // by gradient
   std::map<ValueId, int> owners_;  // of whole tensors, by gradient: of the ranks that sum it with device 0

@@ -484,7 +484,7 @@ def experts():
 def main():
     FOLDER.mkdir(exist_ok=True)
     families = [elementwise, shape, reduce, softmax, matmul, norm, rotary, attention, embedding, loss, optimizer, conv, pool,
-                experts]
+                experts, gather, scan]
     total = 0
     for seed, family in enumerate(families):
         if sys.argv[1:] and family.__name__ not in sys.argv[1:]:

@@ -24,9 +24,9 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(2)
 
 
-def gpt2():
+def gpt2(heads=3):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=48, n_layer=3, n_head=3, resid_pdrop=0, embd_pdrop=0,
+        vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=48, n_layer=3, n_head=heads, resid_pdrop=0, embd_pdrop=0,
         attn_pdrop=0, attn_implementation='eager'))
 
 

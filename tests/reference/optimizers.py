@@ -70,7 +70,7 @@ class Optimizers(unittest.TestCase):
         steps = np.random.default_rng(0).integers(1, 4, 20000).cumsum()
         (steps % models.VOCABULARY).astype(np.uint16).tofile(cls.folder / 'tokens.bin')
         torch.manual_seed(7)
-        models.gpt2().save_pretrained(cls.folder / 'start')
+        models.gpt2(heads=4).save_pretrained(cls.folder / 'start')
         cls.hetrun('batches.lua', f'--context={models.CONTEXT}', f'--steps={STEPS}', f'--out={cls.folder}/batches.json')
         cls.batches = json.loads((cls.folder / 'batches.json').read_text())
 
