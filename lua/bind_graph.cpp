@@ -215,7 +215,8 @@ DType dtype_beside(const OpDef& op, const GraphHandle& graph, const std::vector<
     if (tensors[i].present()) return tensors[i].dtype();
     if (distributed[i].mesh != nullptr) return distributed[i].type.dtype;
   }
-  fail_usage("{}: numbers alone were given; a tensor or a value of a graph is needed ({})", op.name, op.signature);
+  fail_usage("{}: numbers alone were given; a tensor or a value of a graph is needed ({})", op.name,
+             op.signature);
 }
 
 // native.op(name, inputs, attributes): on values, appended to their graph; on tensors, run at once. An

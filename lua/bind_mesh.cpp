@@ -366,19 +366,20 @@ constexpr int64_t kMostConstants = 65536;
 // A tensor as a constant of the graph.
 ValueId constant_of(const GraphHandle& graph, const DistributedTensor& tensor, std::string_view op) {
   if (tensor.mesh != nullptr)
-    fail_usage("cannot {} a distributed tensor and a graph value inside `forward`; make it an input or a parameter",
-               op);
+    fail_usage(
+        "cannot {} a distributed tensor and a graph value inside `forward`; make it an input or a parameter",
+        op);
   const Tensor& values = tensor.local;
   if (values.elements() > kMostConstants)
-    fail_usage("cannot {} {} and a graph value inside `forward`: constants have {} numbers at most; make it an "
-               "input or a parameter",
-               op, to_string(values.type()), kMostConstants);
+    fail_usage(
+        "cannot {} {} and a graph value inside `forward`: constants have {} numbers at most; make it an "
+        "input or a parameter",
+        op, to_string(values.type()), kMostConstants);
   std::vector<double> numbers;
   for (int64_t i = 0; i < values.elements(); ++i) numbers.push_back(values.at(i));
-  return graph->open().call("constant", {},
-                            {{"values", numbers},
-                             {"shape", values.shape()},
-                             {"dtype", std::string(name_of(values.dtype()))}});
+  return graph->open().call(
+      "constant", {},
+      {{"values", numbers}, {"shape", values.shape()}, {"dtype", std::string(name_of(values.dtype()))}});
 }
 
 ValueId capture(const GraphHandle& graph, DistributedTensor tensor, std::string_view op) {

@@ -20,8 +20,8 @@ struct DistributedHandle {
 
 // The operand at `index`; a plain tensor counts as replicated over the mesh.
 DistributedHandle distributed_at(lua_State* L, int index, const MeshHandle& mesh);
-// A tensor as an operand in a graph: an input where the graph captures, else a constant. A plain tensor has no
-// mesh.
+// A tensor as an operand in a graph: an input where the graph captures, else a constant. A plain tensor has
+// no mesh.
 ValueId capture(const GraphHandle& graph, DistributedTensor tensor, std::string_view op);
 // An operator on distributed tensors: all its results, absent ones without a mesh.
 std::vector<DistributedHandle> call_distributed(lua_State* L, const OpDef& op,

@@ -1,5 +1,6 @@
--- Layers of your own: a causal convolution and a sparse mixture of experts, written with het.op, in place of attention and the
--- feed-forward layer of a small language model. hetrun recipes/own_layers.lua; --plan='{ tensor = 2 }' is the same on two ranks:
+-- Layers of your own, written with het.op: a causal convolution and a sparse mixture of experts, in place of attention
+-- and the feed-forward layer of a small language model. On one rank, and the same losses on two that share each layer:
+--   hetrun recipes/own_layers.lua
 --   hetrun --workers=2 recipes/own_layers.lua --tensor=2
 local het = require "het"
 local nn, op, optim, data = het.nn, het.op, het.optim, het.data
@@ -24,11 +25,13 @@ local function causal_convolution()
   }
 end
 
--- Each token goes to the two experts that its gate likes most; an expert takes a share of the tokens of a sample, and some more.
+-- Each token goes to the two experts that its gate likes most; an expert has places for 1.5 times its share of tokens.
 local function mixture()
   return nn.layer {
     name = "mixture",
-    parameters = { gate = { experts, width }, up = { experts, 2 * width, width }, down = { experts, width, 2 * width } },
+    parameters = {
+      gate = { experts, width }, up = { experts, 2 * width, width }, down = { experts, width, 2 * width },
+    },
     forward = function(self, x)
       local samples, tokens = x.shape[1], x.shape[2]
       local places = math.ceil(1.5 * top * tokens / experts)

@@ -420,15 +420,15 @@ std::vector<OpDef> elementwise_ops() {
   is_linear_in(ops.back(), "x y");
   ops.push_back(with_number("shift", "x plus the constant `amount`.", "amount",
                             [](GradientCall& call) { return std::vector{call.output_gradients[0]}; }));
-  // The gradient passes at the bound itself, as PyTorch's does.
+  // No gradient passes at the bound itself, as in PyTorch since 2.15 and in relu.
   ops.push_back(
       with_number("clamp_min", "x, or `bound` where x is below it.", "bound", [](GradientCall& call) {
-        const ValueId below = call.graph.call("less", {call.input(0), number_of(call, "bound")});
+        const ValueId below = call.graph.call("less_equal", {call.input(0), number_of(call, "bound")});
         return std::vector{call.graph.call("mask_out", {below, call.output_gradients[0]})};
       }));
   ops.push_back(
       with_number("clamp_max", "x, or `bound` where x is above it.", "bound", [](GradientCall& call) {
-        const ValueId above = call.graph.call("less", {number_of(call, "bound"), call.input(0)});
+        const ValueId above = call.graph.call("less_equal", {number_of(call, "bound"), call.input(0)});
         return std::vector{call.graph.call("mask_out", {above, call.output_gradients[0]})};
       }));
   ops.push_back(with_number("pow", "x to the power of the constant `exponent`.", "exponent", pow_gradient));

@@ -251,7 +251,8 @@ struct Chunk {
   std::byte bytes[2048];
 };
 
-__global__ void __launch_bounds__(kThreads) write_chunk(const __grid_constant__ Chunk chunk, std::byte* y, int n) {
+__global__ void __launch_bounds__(kThreads)
+    write_chunk(const __grid_constant__ Chunk chunk, std::byte* y, int n) {
   for (int i = threadIdx.x; i < n; i += kThreads) y[i] = chunk.bytes[i];
 }
 

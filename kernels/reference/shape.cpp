@@ -31,8 +31,6 @@ std::unique_ptr<Kernel> constant(const KernelRequest& request) {
 
 }  // namespace
 
-std::vector<KernelEntry> shape_kernels() {
-  return {{"copy", copy}, {"fill", fill}, {"constant", constant}};
-}
+std::vector<KernelEntry> shape_kernels() { return {{"copy", copy}, {"fill", fill}, {"constant", constant}}; }
 
 }  // namespace het::reference

@@ -130,12 +130,12 @@ local function check_decay(name)
   end
 end
 
-local function optimizer(name, sentence, fields, update)
+local function optimizer(name, sentence, fields, update, example)
   local all = { unpack(common) }
   for _, field in ipairs(fields) do all[#all + 1] = field end
   optim[name] = define.constructor {
     name = "optim." .. name, sentence = sentence, kind = "optimizer", fields = all,
-    example = ("optim.%s { lr = 1e-3, clip = 1.0 }"):format(name),
+    example = example or ("optim.%s { lr = 1e-3, clip = 1.0 }"):format(name),
     check = check_decay("optim." .. name),
     build = function(a) return setmetatable({ name = name, arguments = a, update = update }, Optimizer) end,
   }
@@ -204,23 +204,23 @@ local function write_back(self, step, kept, new, coefficient)
 end
 
 -- An optimizer whose update is written with het.op.
-local function composed(name, sentence, fields, update)
+local function composed(name, sentence, fields, update, example)
   optimizer(name, sentence, fields, function(self, graph, parameter, gradient, inputs)
     local step, kept = step_of(self, graph, parameter, gradient, inputs)
     write_back(self, step, kept, update(self, step), inputs.coefficient)
-  end)
+  end, example)
 end
 
 local function beta(name, doc, default) return { name, "number", doc, default = default, min = 0, below = 1 } end
 
-composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction of momentum and gradient. Rates of a third "
-  .. "to a tenth of AdamW's serve, with weight decay as much greater.", {
+composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction of momentum and gradient. Rates of a "
+  .. "third to a tenth of AdamW's serve, with weight decay as much greater.", {
   beta("beta1", "share of the momentum in the direction of a step", 0.9),
   beta("beta2", "decay of the momentum", 0.99),
 }, updates.lion)
 
-composed("adafactor", "Adafactor (Shazeer and Stern 2018): of a matrix it keeps means over rows and columns instead of "
-  .. "a moment for each weight; steps are relative to the size of the weights.", {
+composed("adafactor", "Adafactor (Shazeer and Stern 2018): of a matrix it keeps means over rows and columns instead "
+  .. "of a moment for each weight; steps are relative to the size of the weights.", {
   { "beta2_decay", "number", "second moments take in a step's squares by step^this", default = -0.8, below = 0 },
   { "threshold", "number", "greatest root of the mean square of an update", default = 1, above = 0 },
   { "eps", "number", "least size of a parameter, which its steps are relative to", default = 1e-3, above = 0 },
@@ -245,7 +245,8 @@ composed("custom", "An optimizer of your own: a function that says the new value
   { "update", "function", "function(step): step.param, gradient, lr, count, decay, shape, name, and "
     .. "step.state(name [, shape]), which is kept from step to step; returns { param = new value, name = new state }",
     required = true },
-}, function(self, step) return self.arguments.update(step) end)
+}, function(self, step) return self.arguments.update(step) end,
+  "optim.custom { lr = 0.1, update = function(step) return { param = step.param - step.lr * step.gradient } end }")
 
 -- A step and the steps of a run, as a recipe asks for the rate of one.
 local function check_step(name, step, steps)

@@ -80,7 +80,7 @@ const std::vector<Case>& all_cases() {
     std::vector<Case> all;
     for (auto family : {elementwise_cases, shape_cases, reduce_cases, softmax_cases, matmul_cases, norm_cases,
                         rotary_cases, attention_cases, embedding_cases, conv_cases, pool_cases, experts_cases,
-                        loss_cases, dropout_cases, rounding_cases, optimizer_cases})
+                        gather_cases, scan_cases, loss_cases, dropout_cases, rounding_cases, optimizer_cases})
       for (Case& test : family()) all.push_back(std::move(test));
     for (Case& test : random_cases(random_seed())) all.push_back(std::move(test));
     return all;

@@ -85,6 +85,8 @@ std::vector<Case> embedding_cases();
 std::vector<Case> conv_cases();
 std::vector<Case> pool_cases();
 std::vector<Case> experts_cases();
+std::vector<Case> gather_cases();
+std::vector<Case> scan_cases();
 std::vector<Case> loss_cases();
 std::vector<Case> dropout_cases();
 std::vector<Case> rounding_cases();

@@ -114,6 +114,9 @@ struct Golden {
     if (sought.empty()) return;
     const auto made = differentiate(graph, loss, sought);
     for (size_t i = 0; i < sought.size(); ++i) {
+      const auto is_zero = [](double value) { return value == 0; };
+      if (made.at(sought[i]) == kAbsent && std::all_of(gradients[i].begin(), gradients[i].end(), is_zero))
+        continue;
       if (made.at(sought[i]) == kAbsent) {
         problems.push_back(fmt::format("there is no gradient of {}", graph.values[sought[i]].name));
         continue;

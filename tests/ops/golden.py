@@ -133,6 +133,8 @@ def shape():
     case("concat", lambda *x: torch.cat(x, dim=1), [draw(2, 3), draw(2, 1), draw(2, 4)], {"dim": 1})
     case("concat", lambda *x: torch.cat(x, dim=0), [draw(2, 3), draw(1, 3)], {"dim": -2})
     case("copy", torch.clone, [draw(3, 4)])
+    values = [1.0, -0.5, 2.25, 0.0, 3.0, -4.0]
+    case("constant", lambda: torch.tensor(values).reshape(2, 3), [], {"values": values, "shape": [2, 3], "dtype": "f64"}, through=[])
     case("fill", lambda: torch.full((2, 3), -1.5), [], {"value": -1.5, "shape": [2, 3], "dtype": "f64"}, through=[])
 
 
@@ -410,6 +412,8 @@ def optimizer():
                  [(draw(*shape), "A"), (draw(*shape), "A") if momentum else None, (draw(*shape), "A"),
                   (torch.tensor(0.125), "A"), (torch.tensor(0.5), "A")],
                  {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}, through=[])
+        case("assign", lambda state, value, coefficient: value, [(draw(*shape), "A"), (draw(*shape), "A"), (torch.tensor(0.5), "A")],
+             through=[])
     for most in (0.0, 0.5, 100.0):
         def norm_of(*gradients, most=most):
             leaves = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]

@@ -184,6 +184,26 @@ return het.train {
         self.assertEqual(result['steps'], 200)
         self.assertLess(result['validation_loss'], 0.5)   # the labels' variance is 2
 
+    def test_own_layers(self):
+        words = ('--text=text.txt', '--steps=40')
+        result = self.check('own_layers', *words)
+        self.assertLess(result['validation_loss'], 2.6)   # a character of 28 at random: 3.3
+        recipe = ROOT / 'recipes' / 'own_layers.lua'
+        alone = self.losses(recipe, '--text=text.txt', '--steps=4')
+        together = self.losses('--workers=2', recipe, '--text=text.txt', '--steps=4', '--tensor=2')
+        self.assertEqual(len(together), 4)
+        for one, other in zip(alone, together):
+            self.assertAlmostEqual(one, other, delta=1e-4)
+
+    def test_the_optimizer_of_the_guide_learns(self):
+        page = (ROOT / 'recipes' / 'guide' / 'write_an_optimizer.md').read_text()
+        rate, recipe = re.findall(r'```lua\n(.*?)```', page, re.S)
+        (self.folder / 'optimizer.lua').write_text(recipe)
+        self.assertLess(self.result('optimizer.lua')['validation_loss'], 0.5)   # the labels' variance is 2
+        self.assertIn('lr = 1e-2', recipe)
+        (self.folder / 'optimizer.lua').write_text(recipe.replace('lr = 1e-2', rate))
+        self.assertLess(self.result('optimizer.lua')['validation_loss'], 1)
+
     def test_the_recipe_of_the_guide_fine_tunes_a_model(self):
         page = (ROOT / 'recipes' / 'guide' / 'fine_tune.md').read_text()
         (self.folder / 'fine_tune.lua').write_text(re.search(r'```lua\n(.*?)```', page, re.S)[1])

@@ -1,4 +1,4 @@
--- Train a saved model with one of the optimizers that are written with operators; optimizers.py does the same in PyTorch.
+-- Train a saved model with an optimizer that is written with operators; optimizers.py does the same in PyTorch.
 local het = require "het"
 local op, optim = het.op, het.optim
 
