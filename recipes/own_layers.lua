@@ -10,7 +10,7 @@ local opt = het.options {
   steps  = { 400, "optimizer steps", min = 1 },
   tensor = { 1, "ranks that share each layer", min = 1 },
 }
-local width, experts, top, kernel = 96, 8, 2, 5
+local width, experts, top, hidden, kernel = 96, 8, 2, 192, 5
 
 -- Each channel sees itself in the last `kernel` tokens.
 local function causal_convolution()
@@ -29,9 +29,7 @@ end
 local function mixture()
   return nn.layer {
     name = "mixture",
-    parameters = {
-      gate = { experts, width }, up = { experts, 2 * width, width }, down = { experts, width, 2 * width },
-    },
+    parameters = { gate = { experts, width }, up = { experts, hidden, width }, down = { experts, width, hidden } },
     forward = function(self, x)
       local samples, tokens = x.shape[1], x.shape[2]
       local places = math.ceil(1.5 * top * tokens / experts)
