@@ -282,7 +282,20 @@ int new_corpus(lua_State* L) {
     return Convert<CorpusHandle>::push(
         L, Corpus::from_ids(field<std::vector<int32_t>>(L, 1, "ids").value_or(std::vector<int32_t>{}),
                             field<int64_t>(L, 1, "vocabulary").value_or(0), holdout));
-  fail_usage("'{}' is not a kind of corpus; there are text, tokens, examples, ids", kind);
+  if (kind == "mixture") {
+    std::vector<MixedCorpus> sources;
+    lua_getfield(L, 1, "sources");
+    const int list = lua_gettop(L), count = list_size(L, list);
+    for (int i = 1; i <= count; ++i) {
+      lua_rawgeti(L, list, i);
+      lua_getfield(L, -1, "corpus");
+      sources.push_back({check_object<CorpusHandle>(L, lua_gettop(L)),
+                         field<double>(L, lua_gettop(L) - 1, "weight").value_or(1)});
+      lua_pop(L, 2);
+    }
+    return Convert<CorpusHandle>::push(L, Corpus::from_mixture(std::move(sources)));
+  }
+  fail_usage("'{}' is not a kind of corpus; there are text, tokens, examples, ids, mixture", kind);
 }
 
 const Tokenizer& tokenizer_of(const CorpusHandle& corpus) {
@@ -352,6 +365,7 @@ int corpus_index(lua_State* L) {
     if (!corpus->has_examples()) return 0;
     return Convert<int64_t>::push(L, corpus->examples(Split::train) + corpus->examples(Split::holdout));
   }
+  if (name == "holds_out") return Convert<bool>::push(L, corpus->holds_out());
   if (name == "files") return Convert<int>::push(L, corpus->files());
   if (name == "skipped") return Convert<int>::push(L, corpus->skipped());
   return 0;

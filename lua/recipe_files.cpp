@@ -194,6 +194,19 @@ void RecipeFiles::add_recipe(const std::string& file) {
 void RecipeFiles::grant(const std::string& path, bool writes) {
   if (path.empty()) return;
   const std::string named = absolute(path);
+  grant_named(path, named, writes);
+  if (writes) return;
+  // Megatron's token files are two: name.bin and name.idx, called by either name or without an ending.
+  const auto is_file = [](const std::string& file) {
+    std::error_code ignored;
+    return fs::is_regular_file(file, ignored);
+  };
+  const std::string prefix = named.ends_with(".bin") ? named.substr(0, named.size() - 4) : named;
+  if (!is_file(prefix + ".bin") || !is_file(prefix + ".idx")) return;
+  for (const char* ending : {".bin", ".idx"}) grant_named(path, prefix + ending, false);
+}
+
+void RecipeFiles::grant_named(const std::string& path, const std::string& named, bool writes) {
   std::error_code ignored;
   std::string too_much = excess(named);
   if (too_much.empty() && below(start_, fs::weakly_canonical(named, ignored).string()))

@@ -109,6 +109,8 @@ class RecipeFiles final : public RecipeAccess {
   // Whether this rank's folder is that of all ranks of the machine, which it becomes when none is yet.
   bool agree_on_run(const std::string& name);
 
+  // Grant `named`, absolute, because the person wrote `path`.
+  void grant_named(const std::string& path, const std::string& named, bool writes);
   std::string absolute(const std::string& path) const;
   // What a folder holds that is too much to give: "the home folder"; empty: nothing.
   std::string excess(const std::string& folder) const;

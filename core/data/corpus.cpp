@@ -9,70 +9,18 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/base/units.h"
+#include "core/data/data_files.h"
+#include "core/data/token_files.h"
 #include "core/io/file.h"
 
 namespace het {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;                         // of text encoded at once
-constexpr int64_t kHeaderBytes = 256 * 4;                       // of llm.c's token files
-constexpr int32_t kMagicGpt2 = 20240520, kVersionGpt2 = 1;      // u16 tokens
-constexpr int32_t kMagicLlama3 = 20240801, kVersionLlama3 = 7;  // u32 tokens
+constexpr size_t kChunkBytes = 1 << 20;  // of text encoded at once
 constexpr int64_t kMostVocabulary = int64_t{1} << 31;
 
 bool is_text(std::string_view content) {
   return content.find('\0') == std::string_view::npos && find_invalid_utf8(content) == std::string_view::npos;
-}
-
-struct DataFile {
-  Path path;
-  int64_t bytes = 0;
-};
-
-struct DataFolder {
-  std::vector<DataFile> files;  // sorted by path
-  int links = 0;                // that were not followed
-};
-
-using SeenFiles = std::set<std::pair<uint64_t, uint64_t>>;
-
-// Regular files of a folder and of the folders in it, and the links. Folders that may not be read are left
-// out. Links to folders are not followed: they may lead in a circle.
-void collect_files(const Path& folder, std::vector<DataFile>& files, SeenFiles& seen,
-                   std::vector<Path>& links, int depth) {
-  constexpr int kMostDepth = 64;
-  if (depth > kMostDepth) fail_usage("the folder '{}' lies more than {} deep", folder.text, kMostDepth);
-  std::vector<FolderEntry> entries;
-  try {
-    entries = list_folder(folder);
-  } catch (const Error& error) {
-    if (depth == 0 || error.kind() != ErrorKind::usage) throw;
-    return;
-  }
-  for (const FolderEntry& entry : entries) {
-    const Path path = folder.child(entry.name);
-    if (entry.kind == FileKind::link) links.push_back(path);
-    if (!path.opener().problem(path.text, false, path.purpose).empty()) continue;
-    if (entry.kind == FileKind::file && seen.insert(entry.file).second) files.push_back({path, entry.bytes});
-    if (entry.kind == FileKind::folder) collect_files(path, files, seen, links, depth + 1);
-  }
-}
-
-DataFolder files_of(const Path& folder) {
-  DataFolder found;
-  SeenFiles seen;
-  std::vector<Path> links;
-  collect_files(folder, found.files, seen, links, 0);
-  for (const Path& link : links) {  // after all files: what the folder has is read once, by its name
-    const auto file = kind_of(link) == FileKind::file ? entry_of(link) : std::nullopt;
-    if (!file)
-      ++found.links;
-    else if (seen.insert(file->file).second)
-      found.files.push_back({link, file->bytes});
-  }
-  std::sort(found.files.begin(), found.files.end(),
-            [](const DataFile& a, const DataFile& b) { return a.path.text < b.path.text; });
-  return found;
 }
 
 struct FolderText {
@@ -80,9 +28,8 @@ struct FolderText {
   int files = 0, skipped = 0;
 };
 
-FolderText read_folder(const Path& folder, int64_t most_bytes) {
+FolderText read_texts(const DataFiles& found, const std::string& name, int64_t most_bytes) {
   FolderText result;
-  const DataFolder found = files_of(folder);
   for (const auto& [path, bytes] : found.files) {
     if (bytes == 0) continue;
     if (static_cast<int64_t>(result.text.size()) + bytes > most_bytes) {
@@ -98,7 +45,7 @@ FolderText read_folder(const Path& folder, int64_t most_bytes) {
     ++result.files;
   }
   if (result.files == 0)
-    fail_usage("the folder '{}' holds no text files{}{}", folder.text,
+    fail_usage("'{}' holds no text files{}{}", name,
                result.skipped == 0
                    ? ""
                    : fmt::format(": its {} files are binary, not UTF-8, or larger than {} together",
@@ -134,12 +81,6 @@ std::shared_ptr<std::vector<T>> encode_as(const Tokenizer& tokenizer, std::strin
   }
   tokens->shrink_to_fit();
   return tokens;
-}
-
-int32_t int_at(const MappedFile& file, int64_t index) {
-  int32_t value;
-  std::memcpy(&value, file.data() + 4 * index, 4);
-  return value;
 }
 
 }  // namespace
@@ -194,7 +135,23 @@ void Corpus::add_piece(const std::byte* data, int64_t count, int width) {
   all_ = {pieces_, width, 0, all_.count + count};
 }
 
+int64_t Corpus::tokens() const {
+  int64_t count = all_.count;
+  for (const MixedCorpus& source : sources_) count += source.corpus->tokens();
+  return count;
+}
+
+bool Corpus::holds_out() const {
+  return sources_.empty() ? examples_or_tokens() > train_ : mixture_[1].has_value();
+}
+
 uint64_t Corpus::fingerprint() const {
+  if (!sources_.empty()) {
+    std::string all;
+    for (const MixedCorpus& source : sources_)
+      all += fmt::format("{} {:016x} ", source.weight, source.corpus->fingerprint());
+    return hash_of(all);
+  }
   constexpr int64_t kPlaces = 256, kTokens = 256;
   std::vector<int32_t> tokens(kTokens);
   std::string sample = fmt::format("{} {}", all_.count, vocabulary_);
@@ -213,8 +170,11 @@ uint64_t Corpus::fingerprint() const {
 void Corpus::set_holdout(double holdout) {
   if (!(holdout >= 0 && holdout < 1))
     fail_usage("holdout = {} is not a share: from 0 (nothing held out) to below 1, for example 0.1", holdout);
-  const int64_t all = has_examples() ? static_cast<int64_t>(starts_.size()) - 1 : all_.count;
-  train_ = static_cast<int64_t>(static_cast<double>(all) * (1 - holdout));
+  train_ = static_cast<int64_t>(static_cast<double>(examples_or_tokens()) * (1 - holdout));
+}
+
+int64_t Corpus::examples_or_tokens() const {
+  return has_examples() ? static_cast<int64_t>(starts_.size()) - 1 : all_.count;
 }
 
 int64_t Corpus::examples(Split split) const {
@@ -240,8 +200,9 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
   std::unique_ptr<MappedFile> file;
   FolderText folder;
   std::string_view text;
-  if (kind_of(options.path) == FileKind::folder) {
-    folder = read_folder(options.path, options.most_bytes);
+  const DataFiles found = data_files(options.path);
+  if (found.files[0].path.text != options.path.text) {
+    folder = read_texts(found, options.path.text, options.most_bytes);
     text = folder.text;
     corpus->files_ = folder.files;
     corpus->skipped_ = folder.skipped;
@@ -273,75 +234,9 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
 
 namespace {
 
-// The tokens of one file.
-struct TokenFile {
-  const std::byte* data;
-  int64_t count;
-  int width;
-};
-
-// Stricter than is_text(), since it refuses: ids have bytes that no text has, the upper ones of small ids are
-// 0.
-bool looks_like_text(const MappedFile& file) {
-  constexpr int64_t kLeast = 64, kMost = 4096;
-  const auto* bytes = reinterpret_cast<const unsigned char*>(file.data());
-  return file.bytes() >= kLeast &&
-         std::all_of(bytes, bytes + std::min(file.bytes(), kMost),
-                     [](unsigned char c) { return c >= ' ' || c == '\t' || c == '\n' || c == '\r'; });
-}
-
-// What a file says of itself that cannot be read, if it begins as one of llm.c's. That raw tokens begin so is
-// much less likely.
-std::optional<std::string> unknown_format(const MappedFile& file) {
-  if (file.bytes() < kHeaderBytes) return std::nullopt;
-  const int32_t magic = int_at(file, 0), version = int_at(file, 1);
-  for (const auto& [known, its_version] :
-       {std::pair{kMagicGpt2, kVersionGpt2}, std::pair{kMagicLlama3, kVersionLlama3}})
-    if (magic == known && version != its_version)
-      return fmt::format("has llm.c's magic number {} with version {}; version {} is read", magic, version,
-                         its_version);
-  return std::nullopt;
-}
-
-TokenFile tokens_of(const MappedFile& file, int raw_width) {
-  if (file.bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", file.path());
-  const auto starts_with = [&](int32_t magic, int32_t version) {
-    return file.bytes() >= kHeaderBytes && int_at(file, 0) == magic && int_at(file, 1) == version;
-  };
-  const bool gpt2 = starts_with(kMagicGpt2, kVersionGpt2);
-  if (const auto unknown = unknown_format(file)) fail_usage("'{}' {}", file.path(), *unknown);
-  if (!gpt2 && !starts_with(kMagicLlama3, kVersionLlama3)) {
-    if (looks_like_text(file))
-      fail_usage("'{}' holds text, not token ids; data.text reads text", file.path());
-    if (file.bytes() % (raw_width / 8) != 0)
-      fail_usage(
-          "'{}' has {} bytes, which is no whole number of {}-bit tokens; it is truncated, or of another "
-          "width",
-          file.path(), file.bytes(), raw_width);
-    return {file.data(), file.bytes() / (raw_width / 8), raw_width / 8};
-  }
-  const int width = gpt2 ? 2 : 4;
-  const int64_t said = int_at(file, 2), bytes = file.bytes() - kHeaderBytes;
-  if (said < 0 || said * width != bytes)
-    fail_usage("'{}' is damaged: its header says {} tokens of {} bytes, but {} bytes follow it", file.path(),
-               said, width, bytes);
-  if (said == 0) fail_usage("'{}' holds a header but no tokens", file.path());
-  return {file.data() + kHeaderBytes, said, width};
-}
-
 void require_vocabulary(int64_t tokens) {
   if (tokens < 1 || tokens >= kMostVocabulary)
     fail_usage("a vocabulary of {} tokens is not possible", tokens);
-}
-
-// A file itself, or the .bin files of a folder in the order of their names.
-std::vector<Path> token_files_of(const Path& path) {
-  if (kind_of(path) != FileKind::folder) return {path};
-  std::vector<Path> paths;
-  for (const DataFile& file : files_of(path).files)
-    if (file.path.text.ends_with(".bin")) paths.push_back(file.path);
-  if (paths.empty()) fail_usage("the folder '{}' holds no token files: none ends in .bin", path.text);
-  return paths;
 }
 
 }  // namespace
@@ -351,15 +246,14 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
     fail_usage("tokens of {} bits are not read; a token file has 16 or 32", options.width);
   std::shared_ptr<Corpus> corpus(new Corpus);
   corpus->name_ = options.path.text;
-  auto files = std::make_shared<std::vector<std::unique_ptr<MappedFile>>>();
+  auto files = std::make_shared<std::vector<TokenFile>>();
   int64_t most = 0;
-  for (const Path& where : token_files_of(options.path)) {
+  for (const Path& where : token_files(options.path)) {
     const std::string& path = where.text;
-    files->push_back(std::make_unique<MappedFile>(where));
-    const TokenFile tokens = tokens_of(*files->back(), options.width);
-    if (corpus->files_ > 0 && tokens.width != corpus->all_.width)
+    const TokenFile& tokens = files->emplace_back(open_tokens(where, options.width));
+    if (tokens.width != files->front().width)
       fail_usage("'{}' has tokens of {} bits, '{}' of {}; the shards of a folder have one width", path,
-                 8 * tokens.width, files->front()->path(), 8 * corpus->all_.width);
+                 8 * tokens.width, files->front().file->path(), 8 * files->front().width);
     corpus->add_piece(tokens.data, tokens.count, tokens.width);
     ++corpus->files_;
     if (options.vocabulary != 0 || !options.tokenizer.is_null() || !options.tokenizer_kind.empty()) continue;
@@ -385,6 +279,44 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
     fail_usage("vocab = {} is less than the {} tokens of the vocabulary given", corpus->vocabulary_, known);
   corpus->set_holdout(options.holdout);
   return corpus;
+}
+
+std::shared_ptr<const Corpus> Corpus::from_mixture(std::vector<MixedCorpus> sources) {
+  std::shared_ptr<Corpus> corpus(new Corpus);
+  std::vector<double> weights, held;
+  std::vector<std::string> names;
+  std::optional<std::string> vocabulary;  // of the first that has a tokenizer
+  for (const MixedCorpus& source : sources) {
+    const Corpus& own = *source.corpus;
+    weights.push_back(source.weight);
+    held.push_back(own.holds_out() ? source.weight : 0);
+    names.push_back(own.name());
+    corpus->vocabulary_ = std::max(corpus->vocabulary_, own.vocabulary_size());
+    corpus->files_ += own.files();
+    corpus->skipped_ += own.skipped();
+    if (own.tokenizer() == nullptr) continue;
+    const std::string its = dump(own.tokenizer()->to_json());
+    if (vocabulary && *vocabulary != its)
+      fail_usage("'{}' and '{}' have different vocabularies; give them one, by `model` or `vocabulary`",
+                 corpus->name_, own.name());
+    if (vocabulary) continue;
+    vocabulary = its;
+    corpus->name_ = own.name();
+    corpus->tokenizer_ = own.tokenizer_;
+  }
+  corpus->mixture_[0].emplace(weights);
+  if (std::any_of(held.begin(), held.end(), [](double weight) { return weight > 0; }))
+    corpus->mixture_[1].emplace(held);
+  corpus->name_ = fmt::format("{}", fmt::join(names, " + "));
+  corpus->sources_ = std::move(sources);
+  return corpus;
+}
+
+Corpus::Sample Corpus::sample(Split split, int64_t number) const {
+  const auto& mixture = mixture_[split == Split::train ? 0 : 1];
+  if (!mixture) return {*this, number};
+  const auto [source, its] = mixture->place(number);
+  return sources_[source].corpus->sample(split, its);
 }
 
 std::shared_ptr<const Corpus> Corpus::from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,

@@ -10,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "core/data/mixture.h"
 #include "core/data/tokenizer.h"
 
 namespace het {
+
+class Corpus;
 
 enum class Split : uint8_t { train, holdout };
 std::string_view name_of(Split split);     // "train", "holdout"
@@ -79,6 +82,12 @@ struct TokenCorpusOptions {
   Path tokenizer_model = {};
 };
 
+// A corpus of a mixture, and its share of the samples in any unit.
+struct MixedCorpus {
+  std::shared_ptr<const Corpus> corpus;
+  double weight = 1;
+};
+
 class Corpus {
  public:
   // Throw Error(usage): missing, empty or binary files, text the tokenizer cannot take, a holdout outside
@@ -92,9 +101,16 @@ class Corpus {
   static std::shared_ptr<const Corpus> from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,
                                                 double holdout);
 
+  // Samples of several corpora in these shares, each in its order (Mixture). Held out: samples of those that
+  // hold something out. Throws Error(usage) for corpora of different vocabularies, and as Mixture does.
+  static std::shared_ptr<const Corpus> from_mixture(std::vector<MixedCorpus> sources);
+
   const std::string& name() const { return name_; }  // the path, for messages
   int64_t vocabulary_size() const { return vocabulary_; }
-  int64_t tokens() const { return all_.count; }
+  int64_t tokens() const;
+  // Of a mixture; empty otherwise. Samples are then those of its sources, and there is no `view` of all.
+  const std::vector<MixedCorpus>& sources() const { return sources_; }
+  bool holds_out() const;
   TokenView view(Split split) const;
   // Is it made of examples? Then samples are whole examples, not windows of `view`.
   bool has_examples() const { return !starts_.empty(); }
@@ -103,6 +119,12 @@ class Corpus {
   int files() const { return files_; }                             // read
   int skipped() const { return skipped_; }                         // binary, links, beyond the size limit
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files without one
+  // Whose sample number `number` is, and which of its samples: this corpus's, or of one that it mixes.
+  struct Sample {
+    const Corpus& corpus;
+    int64_t number;
+  };
+  Sample sample(Split split, int64_t number) const;
   // Of a sample of the tokens: corpora of the same size with different ones hardly have the same.
   uint64_t fingerprint() const;
 
@@ -110,6 +132,7 @@ class Corpus {
   Corpus() = default;
   void add_piece(const std::byte* data, int64_t count, int width);
   void set_holdout(double holdout);
+  int64_t examples_or_tokens() const;
 
   std::string name_;
   std::shared_ptr<const void> storage_;  // what the pieces point into
@@ -120,7 +143,9 @@ class Corpus {
   std::vector<uint8_t> counted_;  // one for each token of examples
   int64_t vocabulary_ = 0;
   int files_ = 0, skipped_ = 0;
-  std::unique_ptr<Tokenizer> tokenizer_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::vector<MixedCorpus> sources_;
+  std::optional<Mixture> mixture_[2];  // by split; of the holdout nothing where no source holds anything out
 };
 
 }  // namespace het

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/parallel.h"
 #include "core/data/corpus.h"
+#include "core/data/data_files.h"
 #include "core/io/file.h"
 
 namespace het {
@@ -156,19 +157,6 @@ struct Line {
   int64_t number = 0;
 };
 
-std::vector<Path> files_at(const Path& path) {
-  if (kind_of(path) != FileKind::folder) return {path};
-  std::vector<std::string> names;
-  for (const FolderEntry& entry : list_folder(path))
-    if (entry.name.ends_with(".jsonl") && kind_of(path.child(entry.name)) == FileKind::file)
-      names.push_back(entry.name);
-  if (names.empty()) fail_usage("the folder '{}' holds no .jsonl files", path.text);
-  std::sort(names.begin(), names.end());
-  std::vector<Path> files;
-  for (const std::string& name : names) files.push_back(path.child(name));
-  return files;
-}
-
 void add_lines(std::string_view text, size_t file, std::vector<Line>& lines) {
   int64_t number = 1;
   for (size_t at = 0; at < text.size(); ++number) {
@@ -199,7 +187,8 @@ void for_each_in_order(size_t count, const Body& body) {
 std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& options) {
   std::shared_ptr<Corpus> corpus(new Corpus);
   corpus->name_ = options.path.text;
-  const std::vector<Path> paths = files_at(options.path);
+  std::vector<Path> paths;
+  for (const DataFile& file : data_files(options.path, ".jsonl").files) paths.push_back(file.path);
   std::vector<std::unique_ptr<MappedFile>> files;
   std::vector<Line> lines;
   for (const Path& path : paths) {

@@ -116,8 +116,9 @@ void fill_example(const Corpus& corpus, const SamplerOptions& o, int64_t index, 
 }
 
 // Sample number `index`, into rows of inputs and labels.
-void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs,
+void fill_sample(const Corpus& all, const SamplerOptions& o, int64_t number, int32_t* inputs,
                  int32_t* labels) {
+  const auto& [corpus, index] = all.sample(o.split, number);
   if (corpus.has_examples()) return fill_example(corpus, o, index, inputs, labels);
   const TokenView tokens = corpus.view(o.split);
   const int64_t start = sample_start(o, tokens.count - tokens_of_sample(o) + 1, index);
@@ -143,6 +144,17 @@ void fill_sample(const Corpus& corpus, const SamplerOptions& o, int64_t index, i
   }
 }
 
+// Labels of sample `number` that count in the loss.
+int64_t labels_of_sample(const Corpus& all, const SamplerOptions& o, int64_t number) {
+  const auto& [corpus, index] = all.sample(o.split, number);
+  if (corpus.has_examples()) {
+    const auto example = example_of(corpus, o, index);
+    return example ? counted_labels(*example, o.context) : 0;
+  }
+  if (o.objective == Objective::masked) return Masking(o, corpus.vocabulary_size(), index).labelled();
+  return o.context;
+}
+
 void require_examples(const Corpus& corpus, const SamplerOptions& o) {
   if (o.objective != Objective::next_token)
     fail_usage("'{}' holds examples: they are for models that predict the next token", corpus.name());
@@ -151,6 +163,21 @@ void require_examples(const Corpus& corpus, const SamplerOptions& o) {
                corpus.examples(Split::train) + corpus.examples(Split::holdout),
                o.split == Split::train ? "to train on" : "held out",
                o.split == Split::train ? "smaller" : "larger");
+}
+
+// Throws unless the split has something to draw samples from, in every corpus of a mixture.
+void require_samples(const Corpus& corpus, const SamplerOptions& o) {
+  for (const MixedCorpus& source : corpus.sources())
+    if (source.weight > 0 && (o.split == Split::train || source.corpus->holds_out()))
+      require_samples(*source.corpus, o);
+  if (!corpus.sources().empty() && (o.split == Split::train || corpus.holds_out())) return;
+  if (corpus.has_examples()) return require_examples(corpus, o);
+  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
+  if (have >= need) return;
+  fail_usage(
+      "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text{}",
+      corpus.name(), name_of(o.split), have, o.context, need,
+      o.split == Split::holdout ? ", a shorter context or a larger holdout" : " or a shorter context");
 }
 
 SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
@@ -170,14 +197,7 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
       fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
     if (o.mask_token < 0) o.mask_token = static_cast<int32_t>(corpus.vocabulary_size());
   }
-  if (corpus.has_examples()) require_examples(corpus, o);
-  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
-  if (have < need && !corpus.has_examples())
-    fail_usage(
-        "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer "
-        "text{}",
-        corpus.name(), name_of(o.split), have, o.context, need,
-        o.split == Split::holdout ? ", a shorter context or a larger holdout" : " or a shorter context");
+  require_samples(corpus, o);
   elements_of({o.batch, o.context});  // refuses a batch of more tokens than can be counted
   const int64_t bytes = 2 * TensorType{DType::i32, {o.count, o.context}}.bytes() * (o.ahead + 1);
   constexpr int64_t kSmall = int64_t{64} << 20;
@@ -191,8 +211,13 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
 
 ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
   ExampleCuts cuts;
-  cuts.examples = corpus.has_examples() ? corpus.examples(split) : 0;
-  for (int64_t i = 0; i < cuts.examples; ++i) {
+  for (const MixedCorpus& source : corpus.sources()) {
+    const ExampleCuts own = cuts_of(*source.corpus, split, context);
+    cuts = {cuts.examples + own.examples, cuts.cut + own.cut, cuts.empty + own.empty};
+  }
+  const int64_t examples = corpus.has_examples() ? corpus.examples(split) : 0;
+  cuts.examples += examples;
+  for (int64_t i = 0; i < examples; ++i) {
     const Example example = corpus.example(split, i);
     if (example.tokens.count <= context + 1) continue;
     ++cuts.cut;
@@ -224,18 +249,7 @@ Batch make_batch(const Corpus& corpus, const SamplerOptions& given, int64_t curs
     batch.inputs.push_back(std::move(inputs));
     batch.labels.push_back(std::move(labels));
   }
-  batch.labelled = o.batch * o.context;
-  if (corpus.has_examples()) {
-    batch.labelled = 0;
-    for (int64_t s = 0; s < o.batch; ++s)
-      if (const auto example = example_of(corpus, o, cursor + s))
-        batch.labelled += counted_labels(*example, o.context);
-  }
-  if (o.objective == Objective::masked) {
-    batch.labelled = 0;
-    for (int64_t s = 0; s < o.batch; ++s)
-      batch.labelled += Masking(o, corpus.vocabulary_size(), cursor + s).labelled();
-  }
+  for (int64_t s = 0; s < o.batch; ++s) batch.labelled += labels_of_sample(corpus, o, cursor + s);
   return batch;
 }
 

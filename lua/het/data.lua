@@ -17,7 +17,7 @@ local Corpus = {}
 Corpus.__index = Corpus
 Corpus.__tostring = function(self)
   local examples = self.native.examples
-  return ("%s: %s%s tokens, vocabulary of %s"):format(self.arguments.path or self.name or "corpus",
+  return ("%s: %s%s tokens, vocabulary of %s"):format(self.native.name,
     examples and text.grouped(examples) .. " examples, " or "", text.grouped(self.tokens), text.grouped(self.vocab))
 end
 
@@ -120,7 +120,8 @@ function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
 
 define.object {
   name = "corpus",
-  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.masked and data.tokens return them.",
+  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.masked, data.tokens and data.mixture return "
+    .. "them.",
   members = {
     { "vocab", "corpus.vocab", "Number of different tokens: the model's `vocab`." },
     { "known", "corpus.known", "Of these token ids, from 0 on, text can be made." },
@@ -141,11 +142,10 @@ define.object {
 --- What becomes of examples in a context: nil where none is cut, else a sentence.
 -- @int context tokens of a sample
 function Corpus:cuts(context)
-  if not self.native.examples then return nil end
   local examples, cut, empty = unpack(self.native:cuts("train", context))
   if cut == 0 then return nil end
   return ("%d of %d examples of %s have more than the %d tokens of the context: their ends are left out%s"):format(cut,
-    examples, self.arguments.path, context, empty > 0 and (", and %d have nothing left to learn"):format(empty) or "")
+    examples, self.native.name, context, empty > 0 and (", and %d have nothing left to learn"):format(empty) or "")
 end
 
 -- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
@@ -165,7 +165,8 @@ local function open(constructor, settings, arguments, objective)
 end
 
 local text_fields = {
-  { "path", "string", "a text file, or a folder: its text files in sorted order", required = true, path = "read" },
+  { "path", "string", 'a text file, a folder: its text files in sorted order, or a pattern such as "texts/*.md"',
+    required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "char", choices = { "char", "byte", "sentencepiece", "bpe",
     "huggingface" } },
   { "model", "string", "file of a SentencePiece model, folder with vocab.json and merges.txt of a bpe, or folder with "
@@ -242,7 +243,8 @@ data.masked = define.constructor {
 }
 
 local jsonl_fields = {
-  { "path", "string", "a file with a JSON object on each line, or a folder: its .jsonl files, sorted by name",
+  { "path", "string", "a file with a JSON object on each line; a folder: its .jsonl files, sorted by name; or a "
+    .. 'pattern such as "chats/*.jsonl"',
     required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "huggingface", choices = text_fields[2].choices },
   text_fields[3], text_fields[4],
@@ -283,13 +285,13 @@ end
 
 data.tokens = define.constructor {
   name = "data.tokens",
-  sentence = "Token ids: nanoGPT's .bin, llm.c's with its header, or a folder of such shards. They are mapped, not "
-    .. "read.",
+  sentence = "Token ids: nanoGPT's .bin, llm.c's with its header, Megatron's .bin with its .idx, or several of them. "
+    .. "They are mapped, not read.",
   example = 'data.tokens { path = "train.bin", width = 16 }',
   kind = "corpus", positional = 1,
   fields = {
-    { "path", "string", "the file, or a folder: its .bin files, sorted by name, one after the other", required = true,
-      path = "read" },
+    { "path", "string", "the file; a Megatron data set without its ending; a folder: its .bin files; or a pattern such "
+      .. 'as "shards/web-*.bin". Several files follow one another, sorted by name', required = true, path = "read" },
     { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
     { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0,
       below = 1 },
@@ -309,6 +311,39 @@ data.tokens = define.constructor {
     settings.kind, settings.path, settings.width, settings.holdout = "tokens", a.path, a.width, a.holdout
     settings.vocabulary = a.vocab
     return open("data.tokens", settings, a)
+  end,
+}
+
+-- What is wrong with the sources of a mixture, each { corpus, share }.
+local function check_mixture(a, report)
+  local first
+  for i, source in ipairs(a) do
+    local corpus, share = unpack(type(source) == "table" and source or {})
+    if define.is_unknown(corpus) then return report() end
+    if define.kind_of(corpus) ~= "corpus" or type(share) ~= "number" or share < 0 or share == math.huge then
+      report(nil, ('data.mixture: item %d has to be { corpus, share }, such as { data.text "web.txt", 0.7 }'):format(
+        i))
+    else
+      first = first or corpus
+      if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share then
+        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share")
+      end
+    end
+  end
+end
+
+data.mixture = define.constructor {
+  name = "data.mixture",
+  sentence = "Several corpora with one vocabulary, and the share of the samples that each gives, in any unit. Shares "
+    .. "hold in every batch as nearly as they can. What is held out of them is mixed alike.",
+  example = 'data.mixture { { data.tokens "web.bin", 0.7 }, { data.tokens "code.bin", 0.3 } }',
+  kind = "corpus", fields = {}, list = { "list", "corpora with their shares", least = 1 }, check = check_mixture,
+  build = function(a)
+    local settings, first = { kind = "mixture", sources = {} }, a[1][1]
+    for i, source in ipairs(a) do settings.sources[i] = { corpus = source[1].native, weight = source[2] } end
+    local mixed = open("data.mixture", settings, { mask_share = first.arguments.mask_share }, first.objective)
+    if not define.is_unknown(mixed) then mixed.arguments.holdout = mixed.native.holds_out and 1 or 0 end
+    return mixed
   end,
 }
 

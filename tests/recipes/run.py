@@ -195,6 +195,30 @@ return het.train {
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-4)
 
+    def test_the_mixture_of_the_guide_is_trained_on_alike_by_any_ranks_and_resumed(self):
+        page = (ROOT / 'recipes' / 'guide' / 'data.md').read_text()
+        block = re.search(r'```lua\n(.*?)```', page, re.S)[1]
+        for name, text in (('web/a.txt', TEXT), ('web/b.txt', TEXT.upper()), ('code/x', 'int main() {}\n' * 200),
+                           ('chats.jsonl', '{"prompt": "say a", "completion": "aaaa"}\n' * 30)):
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_text(text)
+        (self.folder / 'mixed.lua').write_text(f'''local het = require "het"
+local data = het.data
+{block}
+local opt = het.options {{ steps = {{ 8, "steps" }}, ranks = {{ 1, "ranks" }} }}
+return het.train {{
+  model = het.nn.gpt {{ vocab = corpus.vocab, context = 16, width = 16, layers = 1, heads = 2 }}, data = corpus, batch = 8,
+  steps = opt.steps, optimizer = het.optim.adamw {{ lr = 1e-2 }}, evaluate = {{ every = 4 }}, save = "runs/mixed",
+  plan = opt.ranks == 2 and het.plan {{ microbatch = 1, het.pipeline {{ microbatches = 5, het.stage {{ "a:0" }} }},
+    het.pipeline {{ microbatches = 3, het.stage {{ "a:1" }} }} }} or nil,
+}}''')
+        alone = self.losses('mixed.lua')
+        self.assertEqual(len(alone), 8)
+        for one, other in zip(alone, self.losses('--workers=2', 'mixed.lua', '--ranks=2')):
+            self.assertAlmostEqual(one, other, delta=1e-5)
+        self.losses('mixed.lua', '--steps=5')
+        self.assertEqual(self.losses('mixed.lua', '--resume'), alone)   # its metrics go on, too
+
     def test_the_optimizer_of_the_guide_learns(self):
         page = (ROOT / 'recipes' / 'guide' / 'write_an_optimizer.md').read_text()
         rate, recipe = re.findall(r'```lua\n(.*?)```', page, re.S)

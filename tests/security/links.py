@@ -5,6 +5,7 @@ of a snapshot of Hugging Face's cache, to its blobs.
 usage: links.py HETRUN
 """
 import shutil
+import struct
 
 from case import Case, TEXT, main
 
@@ -74,6 +75,21 @@ class Links(Case):
             self.write('counts.lua', f'print(require("het").data.text {{ path = "{name}" }}.tokens)\nerror("done", 0)\n')
             counted = int(self.hetrun('counts.lua', code=2).stdout)
             self.assertEqual(counted, len(TEXT) + (len('the file') if name == 'named' else 0))
+
+    def test_a_megatron_data_set_is_two_files(self):
+        index = b'MMIDIDX\0\0' + struct.pack('<QBQQiqqq', 1, 4, 1, 2, 3, 0, 0, 1)
+        for ending, content in (('bin', struct.pack('<3i', 70000, 1, 2)), ('idx', index)):
+            (self.folder / 'other' / f'wiki.{ending}').write_bytes(content)
+        self.write('tokens.lua', """local het = require "het"
+local opt = het.options { data = { "", "tokens", path = "read" } }
+print(het.data.tokens(opt.data).vocab)
+error("done", 0)
+""")
+        for name in ('wiki', 'wiki.bin'):
+            done = self.hetrun('tokens.lua', f'--data={self.folder}/other/{name}', code=2)
+            self.assertEqual(done.stdout, '70001\n', done.stderr)
+        self.write('opens.lua', OPENS % '"../other/secret"')
+        self.assertNotIn('a secret', self.hetrun('opens.lua', '--folder=named', '--allow-read=other/wiki', code=2).stdout)
 
     def test_nothing_is_written_through_one(self):
         self.link('named/beside', 'file')

@@ -185,7 +185,79 @@ TEST_CASE("the token files of a folder are one corpus, in the order of their nam
              Contains("val_01.bin' has tokens of 32 bits") && Contains("train_01.bin' of 16"));
   scratch.put("none/notes.txt", "a");
   CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = scratch.path("none")}); }),
-             Contains("holds no token files"));
+             Contains("holds no .bin files"));
+}
+
+TEST_CASE("Megatron's token files are read by their index") {
+  const Scratch scratch;
+  const auto index = [](uint8_t type, std::vector<int32_t> lengths, std::vector<int64_t> begins) {
+    std::string bytes("MMIDIDX\0\0", 9);
+    const auto add = [&](auto value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); };
+    add(uint64_t{1});
+    add(type);
+    add(static_cast<uint64_t>(lengths.size()));
+    add(uint64_t{2});  // documents, and where the last one ends
+    for (const int32_t length : lengths) add(length);
+    for (const int64_t begin : begins) add(begin);
+    add(int64_t{0});
+    add(static_cast<int64_t>(lengths.size()));
+    return bytes;
+  };
+  const std::string tokens = bytes_of_tokens<uint32_t>({70000, 1, 2, 3, 4});
+  const std::string path = scratch.put("set/wiki_text_document.bin", tokens);
+  const std::string good = index(4, {2, 0, 3}, {0, 8, 8});
+  scratch.put("set/wiki_text_document.idx", good);
+  for (const std::string& name : {path, scratch.path("set/wiki_text_document"), scratch.path("set"),
+                                  scratch.path("set/wiki*.bin"), scratch.path("set/w?ki_text_*")}) {
+    INFO(name);
+    const auto corpus = Corpus::from_tokens({.path = name, .holdout = 0});
+    CHECK(corpus->tokens() == 5);
+    CHECK(corpus->vocabulary_size() == 70001);
+    CHECK(corpus->view(Split::train)[4] == 4);
+  }
+  const auto error = [&](const std::string& content) {
+    scratch.put("set/wiki_text_document.idx", content);
+    return error_of([&] { Corpus::from_tokens({.path = path}); });
+  };
+  CHECK_THAT(error(index(8, {2, 3}, {0, 4})),
+             StartsWith("usage: ") && Contains("has 20 bytes, its index 5 tokens of 2 bytes"));
+  CHECK_THAT(error(index(5, {2, 3}, {0, 16})),
+             Contains("tokens are of type 5; 4 (int32) and 8 (uint16) are read"));
+  CHECK_THAT(error(index(4, {2, 3}, {0, 12})),
+             Contains("sequence 1 begins at byte 12, the one before it ends at 8"));
+  CHECK_THAT(error(index(4, {6, -1}, {0, 24})), Contains("sequence 1 has -1 tokens"));
+  CHECK_THAT(error("MMIDIDX"), Contains("no index of Megatron's"));
+  std::string newer = good;
+  newer[9] = 2;
+  CHECK_THAT(error(newer), Contains("index of version 2; version 1 is read"));
+  for (size_t size = 9; size < good.size(); ++size)  // cut off anywhere
+    CHECK_THAT(error(good.substr(0, size)), StartsWith("usage: "));
+  std::string many = good;
+  many[25] = '\x7f';  // 2^62 sequences
+  CHECK_THAT(error(many), Contains("ends before its last entry"));
+}
+
+TEST_CASE("a pattern is the files whose names match, in the order of their names") {
+  const Scratch scratch;
+  scratch.put("set/b.txt", "b");
+  scratch.put("set/a.txt", "a");
+  scratch.put("set/.hidden.txt", "h");
+  scratch.put("set/c.md", "c");
+  scratch.put("set/d.txt/e.txt", "e");
+  const auto read = [&](const std::string& pattern) {
+    const auto corpus = Corpus::from_text({.path = scratch.path(pattern), .tokenizer = "byte", .holdout = 0});
+    std::string text;
+    for (int64_t i = 0; i < corpus->tokens(); ++i) text += static_cast<char>(corpus->view(Split::train)[i]);
+    return text;
+  };
+  CHECK(read("set/*.txt") == "ab");
+  CHECK(read("set/[bc].*") == "bc");
+  CHECK(read("set/?.txt") == "ab");
+  scratch.put("set/x*.txt", "star");  // a file of this name is itself
+  CHECK(read("set/x*.txt") == "star");
+  CHECK_THAT(error_of([&] { read("set/*.jpg"); }),
+             StartsWith("usage: no file matches '") && Contains("set/*.jpg'"));
+  CHECK_THAT(error_of([&] { read("none/*.txt"); }), StartsWith("usage: "));
 }
 
 TEST_CASE("tokens with a vocabulary are read and written as text") {

@@ -259,6 +259,104 @@ TEST_CASE("a token outside the vocabulary is an error where it is met, again and
   }
 }
 
+TEST_CASE("a mixture has its shares in any run of samples, and each source goes on in its order",
+          "[mixture]") {
+  const std::vector<double> weights{5, 0, 2.5, 1, 0.01};
+  const Mixture mixture(weights);
+  std::vector<int64_t> seen(weights.size());
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (int64_t i = 0; i < 200'000; ++i) {
+    const auto [source, sample] = mixture.place(i);
+    REQUIRE(sample == seen[source]++);
+    for (size_t s = 0; s < weights.size(); ++s)
+      if (std::abs(static_cast<double>(seen[s]) - weights[s] / sum * static_cast<double>(i + 1)) > 4) FAIL(i);
+  }
+  CHECK(seen[1] == 0);
+  const int64_t far = int64_t{1} << 50;
+  CHECK(mixture.place(far).source == mixture.place(0).source);
+  CHECK(static_cast<double>(mixture.place(far).sample) ==
+        Approx(weights[mixture.place(far).source] / sum * static_cast<double>(far)).epsilon(1e-4));
+
+  CHECK_THAT(error_of([] { Mixture({1, -1}); }), Contains("the weight -1 is no number of at least 0"));
+  CHECK_THAT(error_of([] { Mixture({0, 0}); }), Contains("sum to 0"));
+  CHECK_THAT(error_of([] { Mixture({1, 1e-6}); }), Contains("would have no samples"));
+  CHECK_THAT(error_of([] { Mixture({1, NAN}); }), StartsWith("usage: "));
+  CHECK_THAT(error_of([] { Mixture({}); }), StartsWith("usage: "));
+}
+
+TEST_CASE("samples of mixed corpora are those of the corpora", "[mixture]") {
+  // Tokens of the first are below 1000, of the second from 1000 on.
+  std::vector<int32_t> ids(500);
+  std::iota(ids.begin(), ids.end(), 1000);
+  const auto first = counting(), second = Corpus::from_ids(ids, 1500, 0);
+  const auto mixed = Corpus::from_mixture({{first, 2}, {second, 1}});
+  CHECK(mixed->tokens() == 1500);
+  CHECK(mixed->vocabulary_size() == 1500);
+  CHECK(mixed->fingerprint() != Corpus::from_mixture({{first, 1}, {second, 1}})->fingerprint());
+  const SamplerOptions options{.context = 8, .batch = 3, .seed = 7, .ahead = 0};
+  const auto firsts = [&](const std::shared_ptr<const Corpus>& corpus, int batches, Split split) {
+    SamplerOptions of_split = options;
+    of_split.split = split;
+    Sampler sampler(corpus, of_split);
+    const std::vector<int32_t> tokens = take(sampler, batches);
+    std::vector<int32_t> begins;
+    for (size_t i = 0; i < tokens.size(); i += 8) begins.push_back(tokens[i]);
+    return begins;
+  };
+  std::vector<int32_t> from_first, from_second;
+  for (const int32_t token : firsts(mixed, 100, Split::train))
+    (token < 1000 ? from_first : from_second).push_back(token);
+  CHECK(from_first.size() == 200);
+  std::vector<int32_t> alone = firsts(first, 100, Split::train);
+  alone.resize(200);
+  CHECK(from_first == alone);
+  alone = firsts(second, 100, Split::train);
+  alone.resize(100);
+  CHECK(from_second == alone);
+  CHECK(firsts(mixed, 5, Split::holdout) ==
+        firsts(first, 5, Split::holdout));  // the second holds nothing out
+
+  SamplerOptions part = options;  // of one rank
+  part.first = 1;
+  part.count = 2;
+  const Batch all = make_batch(*mixed, options, 30), mine = make_batch(*mixed, part, 30);
+  CHECK(all.labelled == 24);
+  CHECK(mine.labelled == 24);
+  for (int64_t i = 0; i < 16; ++i) CHECK(mine.inputs[0].at(i) == all.inputs[0].at(8 + i));
+
+  const auto none = Corpus::from_mixture({{second, 1}});
+  CHECK_FALSE(none->holds_out());
+  CHECK_THAT(error_of([&] { Sampler(none, {.context = 8, .split = Split::holdout}); }),
+             StartsWith("usage: "));
+  CHECK_THAT(error_of([&] { Sampler(mixed, {.context = 600}); }), Contains("too short"));
+  const Scratch scratch;
+  const auto text = [&](const std::string& content) {
+    return Corpus::from_text({.path = scratch.put(content, content), .tokenizer = "char"});
+  };
+  CHECK_THAT(error_of([&] {
+               Corpus::from_mixture({{text("ab"), 1}, {text("cd"), 1}});
+             }),
+             Contains("ab' and '") && Contains("cd' have different vocabularies"));
+}
+
+TEST_CASE("examples and texts mix", "[mixture]") {
+  const Scratch scratch;
+  const std::string lines =
+      scratch.put("a.jsonl", "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"text\": \"xyz\"}\n");
+  const auto examples =
+      Corpus::from_examples({.path = lines, .tokenizer = "byte", .holdout = 0, .ending = "."});
+  const auto text =
+      Corpus::from_text({.path = scratch.put("a.txt", std::string(100, 'q')), .tokenizer = "byte"});
+  const auto mixed = Corpus::from_mixture({{examples, 1}, {text, 1}});
+  const Batch batch = make_batch(*mixed, {.context = 6, .batch = 4, .seed = 3}, 0);
+  CHECK(batch.labelled == 3 + 3 + 2 * 6);
+  int64_t counted = 0;
+  for (int64_t i = 0; i < 24; ++i) counted += batch.labels[0].at(i) != kIgnoredLabel ? 1 : 0;
+  CHECK(counted == batch.labelled);
+  CHECK(cuts_of(*mixed, Split::train, 2).cut == 2);
+  CHECK(mixed->tokenizer() != nullptr);
+}
+
 TEST_CASE("samplers stop at any moment") {
   const auto corpus = counting();
   for (int i = 0; i < 200; ++i) {
