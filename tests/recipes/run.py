@@ -457,7 +457,7 @@ class Runs(Case):
         self.assertLessEqual(set(written), set(characters))
         self.assertEqual(json.loads((self.folder / 'runs' / 'again' / 'vocabulary.json').read_text())['characters'], characters)
         self.assertIn('vocab = 20 is less than the 29 tokens', self.hetrun('tokens.lua', '--vocab=20', code=2).stderr)
-        self.assertIn('none ends in .bin', self.hetrun('tokens.lua', '--path=runs/mine', code=2).stderr)
+        self.assertIn('holds no .bin files', self.hetrun('tokens.lua', '--path=runs/mine', code=2).stderr)
 
     def start_training(self, *words):
         """A run that has done a step."""

@@ -246,11 +246,22 @@ function elastic.replan(self)
   end
 end
 
+-- How many others wait to join: the most that any rank sees, as not all see them at the same time. All ranks call it.
+local function most_waiting(self)
+  local most = 0
+  for _, waiting in ipairs(self.cluster:all_gather(tostring(self.member:waiting()))) do
+    most = math.max(most, tonumber(waiting))
+  end
+  return most
+end
+
 --- Whether the ranks end the generation after the step that was just done, for others wait to join and are let in.
 -- @bool[opt] waits whether others wait, the same on all ranks (default: as they said in the step)
 function elastic.admits(self, waits)
   if not (waits or self.session:asked_to_change()) or self.step < (self.ask_again or 0) then return false end
-  local admitted, steps = policy.admits(self, change_of(self, "waiting", { waiting = self.member:waiting() }))
+  local waiting = most_waiting(self)
+  if waiting == 0 then return false end
+  local admitted, steps = policy.admits(self, change_of(self, "waiting", { waiting = waiting }))
   self.ask_again = not admitted and self.step + steps or nil
   return admitted
 end
