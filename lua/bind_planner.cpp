@@ -19,6 +19,7 @@
 #include "planner/migrate/graph_state.h"
 #include "planner/model/graph_model.h"
 #include "planner/policy.h"
+#include "planner/simulate/sensitivity.h"
 
 namespace het::lua {
 
@@ -158,6 +159,7 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   if (request.old && says_sharding(*request.old))
     request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   request.near = field<double>(L, index, "near").value_or(request.near);
+  request.runtime = runtime_of(field<std::string>(L, index, "runtime").value_or(""));
   int most = 1;
   for (const planner::Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
   request.tensors = planner::tensor_degrees_of(graph, std::min(most, kMostTensor));
@@ -289,6 +291,14 @@ Json json_of(const planner::Model& model, const Graph& graph) {
                         {"kinds", std::move(kinds)}};
 }
 
+Json json_of(const planner::LinkSpread& spread) {
+  Json::array_t cases;
+  for (const planner::LinkCase& each : spread.cases)
+    cases.push_back(Json::object_t{
+        {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
+  return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
+}
+
 // The answer to a request: its report as text and data, the plan as data and as Lua, the events of a step.
 Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
   Json answer = Json::object_t{{"feasible", planned.feasible},
@@ -310,6 +320,7 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   if (events) {
     planner::SimulateOptions options;
     options.events = true;
+    options.runtime = request.runtime;
     answer["events"] = (json_of(
         planner::simulate(planned.plan, request.cluster, request.model, request.profile, options).events));
   }
@@ -455,7 +466,9 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   lua_getfield(L, 2, "plan");
   const Plan plan = plan_at(L, lua_gettop(L), static_cast<int>(graph.layers.size()));
   lua_pop(L, 1);
-  const auto problems = validate(plan, subject_of(graph, request.batch));
+  auto problems = validate(plan, subject_of(graph, request.batch));
+  for (std::string& problem : problems_of(request.runtime, plan.schedule, plan.warmup))
+    problems.push_back(std::move(problem));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   const planner::PlanLayout layout = planner::to_layout(plan, request.cluster);
   std::set<Shares> divisions;
@@ -470,11 +483,17 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   planned.best = evaluator.simulate(layout, "given");
   planner::SimulateOptions details;
   details.details = true;
+  details.runtime = request.runtime;
   planned.best.simulation = planner::simulate(plan, request.cluster, request.model, request.profile, details);
   planned.lower_bound_seconds = planner::lower_bound_seconds(request, evaluator, &layout);
   planned.feasible = true;
   planned.simulations = 1;
   Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));
+  const planner::LinkSpread spread = planner::link_spread(request.cluster, [&](const Cluster& cluster) {
+    return planner::simulate(plan, cluster, request.model, request.profile, details).seconds;
+  });
+  answer["link_spread"] = json_of(spread);
+  answer["text"] = *as_string(answer["text"]) + planner::to_text(spread);
   if (!planned.best.simulation.fits) answer["over_bytes"] = planned.best.simulation.over_bytes;
   push_json(L, answer);
   return 1;

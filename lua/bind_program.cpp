@@ -433,7 +433,8 @@ Plan plan_at(lua_State* L, int index, int layers) {
 
 namespace {
 
-// graph, {microbatches, fuse} for one device; graph, {plan, rank, fuse} for a rank of a plan, from 0.
+// graph, {microbatches, fuse} for one device; graph, {plan, rank, fuse, runtime} for a rank of a plan, from
+// 0.
 int make_program(lua_State* L) {
   auto& graph = check_object<GraphHandle>(L, 1);
   graph->finished = true;
@@ -441,10 +442,12 @@ int make_program(lua_State* L) {
   bool fused = true;
   std::optional<Plan> plan;
   int rank = 0;
+  Runtime runtime;
   if (lua_istable(L, 2)) {
     microbatches = field<int>(L, 2, "microbatches");
     fused = field<bool>(L, 2, "fuse").value_or(true);
     rank = field<int>(L, 2, "rank").value_or(0);
+    runtime = runtime_of(field<std::string>(L, 2, "runtime").value_or(""));
     lua_getfield(L, 2, "plan");
     if (lua_istable(L, -1)) plan = plan_at(L, lua_gettop(L), static_cast<int>(graph->graph.layers.size()));
     lua_pop(L, 1);
@@ -454,7 +457,8 @@ int make_program(lua_State* L) {
     return lower_single(fused ? fuse(graph->graph) : prune(graph->graph), microbatches.value_or(1));
   };
   return Convert<ProgramHandle>::push(
-      L, std::make_shared<const Program>(plan ? lower(prune(graph->graph), *plan, rank, fused) : alone()));
+      L, std::make_shared<const Program>(plan ? lower(prune(graph->graph), *plan, rank, fused, runtime)
+                                              : alone()));
 }
 // {microbatches, first_microbatch (from 0)}: what of a step this program runs.
 int program_share(lua_State* L) {

@@ -52,6 +52,8 @@ struct Request {
   // The state of the model's layers where its graph is known: then `old` may have `sharding`. Absent: as the
   // model's numbers say (migrate/model_state.h).
   std::shared_ptr<const ModelState> state;
+  // How the ranks of a plan that is simulated wait for each other; plans are looked for as hetrun runs them.
+  Runtime runtime = {};
   // Whether the model's layers can be divided by these shares; empty: as its heads can.
   std::function<bool(const Shares&)> can_divide;
 };

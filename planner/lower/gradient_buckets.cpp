@@ -27,10 +27,16 @@ GradientBuckets::GradientBuckets(const Graph& graph, const RankAssignment& assig
       place_(std::move(place)),
       out_(out),
       expected_(std::move(summands)) {
+  // With a late reduction all layers share a bucket, unless ranks keep parts of them: those are laid out
+  // layer by layer.
+  const auto order_of = [&](int layer, bool kept) {
+    return assignment_.runtime.late_reduction && !kept ? 1 : -layer;
+  };
   std::map<std::tuple<int, int, DType, bool>, std::vector<ValueId>> keyed;  // the last: updated by rows
   for (const auto& [id, gradient] : assignment_.gradients)
     if (gradient.group >= 0)
-      keyed[{gradient.group, -gradient.layer, graph_.type(id).dtype, assignment_.row_updates.count(id) != 0}]
+      keyed[{gradient.group, order_of(gradient.layer, !gradient.kept_by.empty()), graph_.type(id).dtype,
+             assignment_.row_updates.count(id) != 0}]
           .push_back(id);
   for (auto& [key, gradients] : keyed) {
     const auto [group, layer, dtype, by_rows] = key;
@@ -39,7 +45,9 @@ GradientBuckets::GradientBuckets(const Graph& graph, const RankAssignment& assig
   std::map<std::tuple<int, int, DType, bool>, std::vector<RankAssignment::Piece>>
       packed;  // the last: have an owner
   for (const RankAssignment::Piece& piece : assignment_.pieces)
-    packed[{piece.group, -piece.layer, graph_.type(piece.gradient).dtype, piece.owner >= 0}].push_back(piece);
+    packed[{piece.group, order_of(piece.layer, piece.owner >= 0), graph_.type(piece.gradient).dtype,
+            piece.owner >= 0}]
+        .push_back(piece);
   for (auto& [key, pieces] : packed) {
     const auto [group, layer, dtype, kept] = key;
     make_packed(group, -layer, dtype, std::move(pieces));
@@ -164,13 +172,17 @@ Operand GradientBuckets::own_block(const Bucket& bucket, const Operand& all) con
 
 void GradientBuckets::begin_step() {
   for (const Operand& bucket : unclean_) out_.fill(Node{}, bucket, 0);
-  start_complete();
+  if (!assignment_.runtime.late_reduction) start_complete();
+}
+
+void GradientBuckets::end_backward() {
+  if (assignment_.runtime.late_reduction) start_complete();
 }
 
 void GradientBuckets::note_summand(ValueId gradient) {
   const auto found = expected_.find(gradient);
   if (found == expected_.end() || --found->second > 0 || assignment_.gradients.count(gradient) == 0) return;
-  start_complete();
+  if (!assignment_.runtime.late_reduction) start_complete();
 }
 
 bool GradientBuckets::is_complete(const Bucket& bucket) const {

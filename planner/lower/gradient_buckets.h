@@ -35,6 +35,8 @@ class GradientBuckets {
   void begin_step();
   // One more summand of a gradient was written.
   void note_summand(ValueId gradient);
+  // No summand follows: with a late reduction all sums start here.
+  void end_backward();
   // Before a gradient is used: the sum over all its ranks. Other values need nothing.
   void await(ValueId gradient);
   // At the end of a step, with a sharded optimizer: every rank gives the parameters that it updated to the

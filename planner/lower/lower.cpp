@@ -1,6 +1,7 @@
 #include "planner/lower/lower.h"
 
 #include <limits>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
@@ -54,14 +55,16 @@ PlanSubject subject_of(const Graph& graph, int batch) {
 namespace {
 
 // Throws Error(usage) for a plan that cannot be run.
-void require_runs(const Graph& graph, const Plan& plan) {
+void require_runs(const Graph& graph, const Plan& plan, const Runtime& runtime) {
   int64_t samples = 0;
   for (const Pipeline& pipeline : plan.pipelines)
     samples += static_cast<int64_t>(pipeline.microbatches) * plan.microbatch;
   if (samples > std::numeric_limits<int>::max())
     fail_usage("the plan runs {} samples in a step; {} are the most", samples,
                std::numeric_limits<int>::max());
-  const auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
+  auto problems = validate(plan, subject_of(graph, static_cast<int>(samples)));
+  for (std::string& problem : problems_of(runtime, plan.schedule, plan.warmup))
+    problems.push_back(std::move(problem));
   if (!problems.empty()) fail_usage("the plan cannot be run:\n  {}", fmt::join(problems, "\n  "));
   for (const Pipeline& pipeline : plan.pipelines) require_size(graph, pipeline.microbatches);
 }
@@ -74,30 +77,38 @@ void require_stages(StageGraphs& graphs, const Plan& plan) {
                    [&] { graphs.require(cut_of(plan, plan.pipelines[p].stages[s])); });
 }
 
-Program lower_one(StageGraphs& graphs, const Plan& plan, int rank) {
+RankAssignment with_runtime(RankAssignment assignment, const Runtime& runtime) {
+  assignment.runtime = runtime;
+  return assignment;
+}
+
+Program lower_one(StageGraphs& graphs, const Plan& plan, int rank, const Runtime& runtime) {
   const Graph& own = graphs.of(cut_of(plan, rank), tensor_rank_of(plan, rank)).graph;
-  return Lowering(own, assignment_of(own, plan, rank, &graphs)).run();
+  const RankAssignment assignment = with_runtime(assignment_of(own, plan, rank, &graphs), runtime);
+  return Lowering(own, assignment).run();
 }
 
 }  // namespace
 
-Program lower(const Graph& graph, const Plan& plan, int rank, bool fused) {
-  require_runs(graph, plan);
+Program lower(const Graph& graph, const Plan& plan, int rank, bool fused, const Runtime& runtime) {
+  require_runs(graph, plan, runtime);
   const StageCut cut = cut_of(plan, rank);
-  if (has_uniform_cut(plan) && cut.parts() == 1 && !fused)
-    return Lowering(graph, assignment_of(graph, plan, rank)).run();
+  if (has_uniform_cut(plan) && cut.parts() == 1 && !fused) {
+    const RankAssignment assignment = with_runtime(assignment_of(graph, plan, rank), runtime);
+    return Lowering(graph, assignment).run();
+  }
   StageGraphs graphs(graph, plan, fused);
   require_stages(graphs, plan);
-  return lower_one(graphs, plan, rank);
+  return lower_one(graphs, plan, rank, runtime);
 }
 
-std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused) {
-  require_runs(graph, plan);
+std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused, const Runtime& runtime) {
+  require_runs(graph, plan, runtime);
   StageGraphs graphs(graph, plan, fused);
   require_stages(graphs, plan);
   std::vector<Program> programs;
   const int ranks = static_cast<int>(devices_of(plan).size());
-  for (int rank = 0; rank < ranks; ++rank) programs.push_back(lower_one(graphs, plan, rank));
+  for (int rank = 0; rank < ranks; ++rank) programs.push_back(lower_one(graphs, plan, rank, runtime));
   return programs;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/graph/graph.h"
 #include "core/plan/plan.h"
+#include "core/plan/runtime.h"
 #include "core/program/program.h"
 
 namespace het {
@@ -15,11 +16,13 @@ PlanSubject subject_of(const Graph& graph, int batch);
 // The Program of rank `rank` under `plan`. The graph is the single device's and describes one micro-batch of
 // plan.microbatch samples; with `fused`, its nodes are joined where they can be (core/graph/fuse.h),
 // after it was divided among tensor-parallel ranks. Throws Error(usage) with all the rules that the plan
-// breaks.
-Program lower(const Graph& graph, const Plan& plan, int rank = 0, bool fused = false);
+// breaks, or for a runtime that cannot run its schedule.
+Program lower(const Graph& graph, const Plan& plan, int rank = 0, bool fused = false,
+              const Runtime& runtime = {});
 
 // The Programs of all ranks: what lower() makes of each, with what they share made once.
-std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused = false);
+std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused = false,
+                               const Runtime& runtime = {});
 
 // A Program that runs the graph once on one device, for evaluation, generation and tests.
 Program lower_single(const Graph& graph, int microbatches = 1);

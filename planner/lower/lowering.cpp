@@ -28,7 +28,9 @@ Program Lowering::run() {
   emit_invariant(false);
   buckets_->begin_step();
   for (size_t u = 0; u < assignment_.units.size(); ++u) emit_unit(u);
+  if (assignment_.runtime.blocking) exchange_blocking(assignment_.units.size());
   await_all_sends();
+  buckets_->end_backward();
   emit_update_phase();
   emit_outputs();
   buckets_->share_parameters();

@@ -183,6 +183,11 @@ class Lowering {
   void emit_unit(size_t u);
 
   void post_receives(size_t u);
+  void await_receives(size_t u);
+
+  // Of a rank whose sends and receives block: the messages between unit `u` and the one before, one after the
+  // other. With u behind the last unit: what that one made.
+  void exchange_blocking(size_t u);
 
   // At most one unit's gradients are in flight from a stage; activations stay for the backward pass.
   void send(int stage, int microbatch, Phase phase);

@@ -93,15 +93,13 @@ std::string Lowering::label_of(ValueId id) const {
 void Lowering::emit_unit(size_t u) {
   const WorkUnit& unit = assignment_.units[u];
   const int m = unit.microbatch;
-  post_receives(u);
-  post_receives(u + 1);
-  for (const auto& [value, instruction, place] : posted_[u]) {
-    out_.await(instruction);
-    const Operand got = std::get<Start>(out_.program().instructions[instruction]).out;
-    if (got.buffer != place.buffer) out_.copy(Node{}, got, place, m);
-    operand(value, m) = out_.whole(place.buffer);
+  if (assignment_.runtime.blocking) {
+    exchange_blocking(u);
+  } else {
+    post_receives(u);
+    post_receives(u + 1);
+    await_receives(u);
   }
-  posted_.erase(u);
   // The gradients of this micro-batch can only have come from its activations: they arrived.
   if (unit.kind == WorkUnit::Kind::backward) await_sends(sent_forward_[{unit.stage, m}]);
 
@@ -116,8 +114,39 @@ void Lowering::emit_unit(size_t u) {
     emit(node, m);
   }
   await_collectives();
-  if (unit.kind != WorkUnit::Kind::weight_gradient)
+  if (unit.kind != WorkUnit::Kind::weight_gradient && !assignment_.runtime.blocking)
     send(unit.stage, m, unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward);
+}
+
+void Lowering::await_receives(size_t u) {
+  const int m = assignment_.units[u].microbatch;
+  for (const auto& [value, instruction, place] : posted_[u]) {
+    out_.await(instruction);
+    const Operand got = std::get<Start>(out_.program().instructions[instruction]).out;
+    if (got.buffer != place.buffer) out_.copy(Node{}, got, place, m);
+    operand(value, m) = out_.whole(place.buffer);
+  }
+  posted_.erase(u);
+}
+
+void Lowering::exchange_blocking(size_t u) {
+  const auto& units = assignment_.units;
+  const WorkUnit* before = u > 0 ? &units[u - 1] : nullptr;
+  const WorkUnit* after = u < units.size() ? &units[u] : nullptr;
+  const auto receive = [&] {
+    if (after == nullptr) return;
+    post_receives(u);
+    await_receives(u);
+  };
+  const bool receive_first = before != nullptr && after != nullptr &&
+                             receives_first(assignment_.shape, after->stage, *before, *after);
+  if (receive_first) receive();
+  if (before != nullptr) {
+    const bool forward = before->kind == WorkUnit::Kind::forward;
+    send(before->stage, before->microbatch, forward ? Phase::forward : Phase::backward);
+    await_all_sends();
+  }
+  if (!receive_first) receive();
 }
 
 void Lowering::post_receives(size_t u) {

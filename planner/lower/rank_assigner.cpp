@@ -39,6 +39,7 @@ RankAssignment RankAssigner::assign(int rank) const {
   const bool backward = std::any_of(graph_.nodes.begin(), graph_.nodes.end(),
                                     [](const Node& node) { return node.phase == Phase::backward; });
   assignment.units = units_of(plan_, pipeline, stage, backward);
+  assignment.shape = shape_of(plan_, pipeline);
   assignment.part_of = part_of_;
   assignment.sums.assign(sums_.begin(), sums_.end());
 

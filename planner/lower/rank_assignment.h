@@ -10,6 +10,7 @@
 
 #include "core/graph/graph.h"
 #include "core/plan/plan.h"
+#include "core/plan/runtime.h"
 #include "core/program/program.h"
 #include "planner/lower/schedule.h"
 #include "planner/lower/sharded_update.h"
@@ -22,6 +23,8 @@ inline constexpr int kAllStages = -1;  // instead of a stage: every stage that n
 
 struct RankAssignment {
   int rank = 0;
+  Runtime runtime = {};
+  ScheduleShape shape = {};  // its pipeline's
   int microbatches = 1;
   int first_microbatch = 0;       // its pipeline's first, of the step's
   bool first_tensor_rank = true;  // reports a value that its whole tensor-parallel group has

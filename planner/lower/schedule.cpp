@@ -64,26 +64,41 @@ std::vector<WorkUnit> interleaved(int group, int groups, int chunks, int microba
 
 }  // namespace
 
-std::vector<WorkUnit> units_of(const Plan& plan, int pipeline, int stage, bool backward) {
+ScheduleShape shape_of(const Plan& plan, int pipeline) {
   const Pipeline& line = plan.pipelines[pipeline];
-  const int stages = static_cast<int>(line.stages.size());
-  const int chunks = plan.schedule == Schedule::interleaved ? plan.chunks : 1;
+  return {plan.schedule, static_cast<int>(line.stages.size()), line.microbatches,
+          plan.schedule == Schedule::interleaved ? plan.chunks : 1, plan.warmup};
+}
+
+std::vector<WorkUnit> units_of(const Plan& plan, int pipeline, int stage, bool backward) {
+  return units_of(shape_of(plan, pipeline), stage, backward);
+}
+
+bool receives_first(const ScheduleShape& shape, int stage, const WorkUnit& before, const WorkUnit& after) {
+  if (before.kind != Kind::forward || after.kind != Kind::backward || stage + 1 == shape.stages) return false;
+  if (shape.schedule != Schedule::one_f_one_b) return false;
+  const int ahead_of_next = std::min(shape.microbatches, shape.stages - 2 - stage);  // as in one_f_one_b
+  return after.microbatch < before.microbatch - ahead_of_next;
+}
+
+std::vector<WorkUnit> units_of(const ScheduleShape& shape, int stage, bool backward) {
+  const auto [schedule, stages, microbatches, chunks, warmup] = shape;
   const int groups = stages / chunks;
   std::vector<WorkUnit> units;
   if (!backward) {
-    for (int m = 0; m < line.microbatches; ++m)
+    for (int m = 0; m < microbatches; ++m)
       for (int s = stage % groups; s < stages; s += groups) units.push_back({Kind::forward, s, m});
     return units;
   }
-  switch (plan.schedule) {
+  switch (schedule) {
     case Schedule::gpipe:
-      for (int m = 0; m < line.microbatches; ++m) units.push_back({Kind::forward, stage, m});
-      for (int m = 0; m < line.microbatches; ++m) units.push_back({Kind::backward, stage, m});
+      for (int m = 0; m < microbatches; ++m) units.push_back({Kind::forward, stage, m});
+      for (int m = 0; m < microbatches; ++m) units.push_back({Kind::backward, stage, m});
       return units;
-    case Schedule::interleaved: return interleaved(stage % groups, groups, chunks, line.microbatches);
+    case Schedule::interleaved: return interleaved(stage % groups, groups, chunks, microbatches);
     case Schedule::split_backward:
-      return with_split_backward(one_f_one_b(stage, stages, line.microbatches, plan.warmup), stage);
-    case Schedule::one_f_one_b: return one_f_one_b(stage, stages, line.microbatches, plan.warmup);
+      return with_split_backward(one_f_one_b(stage, stages, microbatches, warmup), stage);
+    case Schedule::one_f_one_b: return one_f_one_b(stage, stages, microbatches, warmup);
   }
   return units;
 }

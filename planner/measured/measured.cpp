@@ -380,7 +380,8 @@ void Prediction::simulate() {
   const CostTable costs = make_costs(cluster_, model_, profile_, 1, file_.microbatch);
   Simulator simulator(costs, cluster_);
   SimulateOptions options;
-  options.details = options.blocking_transfers = options.late_reductions = true;
+  options.details = true;
+  options.runtime = {true, true};
   const Simulation simulation = simulator.run(layout_, options);
   plan_.seconds = simulation.seconds;
   plan_.pipeline_seconds = simulation.pipeline_seconds;

@@ -472,10 +472,17 @@ void FinishStep::exchange_gradients() {
   const auto layers = static_cast<size_t>(costs_.layers);
   const CollectiveKind sum =
       state_.layout->sharded_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
-  if (state_.options.late_reductions) {
-    for (size_t first = 0, end = 0; first < layers; first = end) {
-      for (end = first + 1; end < layers && same_holders(first, end);) ++end;
-      exchange(first, end, sum, costs_.gradient_bytes, compute_end_, SimEvent::Kind::reduce);
+  if (state_.options.runtime.late_reduction) {
+    // The last layers are complete first.
+    for (size_t end = layers, first = 0; end > 0; end = first) {
+      for (first = end - 1; first > 0 && same_holders(first - 1, end - 1);) --first;
+      double ready = 0;
+      for (size_t p = 0; p < replicas_; ++p) {
+        const PipelineState& pipeline = state_.class_at(p);
+        const auto stage = static_cast<size_t>(holder_[first * replicas_ + p]);
+        ready = std::max(ready, pipeline.workers[stage % pipeline.workers.size()].end);
+      }
+      exchange(first, end, sum, costs_.gradient_bytes, ready, SimEvent::Kind::reduce);
     }
     return;
   }

@@ -120,9 +120,7 @@ void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
   const int a = hop != nullptr ? hop->out : pipeline.hosts[from],
             b = hop != nullptr ? hop->in : pipeline.hosts[to];
   double start = now, end = now;
-  if (options.blocking_transfers) {
-    // Counted in the operations at both ends.
-  } else if (a == b) {
+  if (a == b) {
     end = now + hop_seconds(pipeline, from, to);
   } else {
     const Link& link = hop != nullptr ? hop->link : costs.link(stages[from].node, stages[to].node);

@@ -113,13 +113,6 @@ void SimulatorState::classify() {
       });
     }
   }
-  crossings.clear();
-  if (options.blocking_transfers)
-    for (const PipelineLayout& pipeline : pipelines)
-      for (size_t s = 0; s + 1 < pipeline.stages.size(); ++s) {
-        if (port(pipeline.stages[s]) == port(pipeline.stages[s + 1])) continue;
-        for (const size_t end : {s, s + 1}) ++crossings[{s + end, port(pipeline.stages[end])}];
-      }
   shared = shared && options.contention;
   const bool merge = !options.events && (!shared || tasks > options.merge_above);
   class_of.clear();
@@ -168,18 +161,6 @@ void SimulatorState::classify() {
   classes.resize(used);
 }
 
-// Of one micro-batch's boundary from a stage to the next, when all pipelines that share a port send at once.
-double SimulatorState::blocking_seconds(size_t pipeline, size_t stage) const {
-  const StageLayout &a = layout->pipelines[pipeline].stages[stage],
-                    &b = layout->pipelines[pipeline].stages[stage + 1];
-  HET_REQUIRE(a.group < 0 && b.group < 0, pipeline, stage);
-  const double bytes = costs.boundary[static_cast<size_t>(a.first + a.layers - 1)];
-  if (port(a) == port(b))
-    return costs.nodes[static_cast<size_t>(a.node)].inside.seconds(bytes / costs.tensor);
-  const int crowd = std::max(crossings.at({2 * stage, port(a)}), crossings.at({2 * stage + 1, port(b)}));
-  return costs.link(a.node, b.node).seconds(bytes * crowd);
-}
-
 void SimulatorState::fill(PipelineState& state, size_t source) {
   const PipelineLayout& from = layout->pipelines[source];
   const size_t stages = from.stages.size(), workers = stages / static_cast<size_t>(layout->chunks);
@@ -211,14 +192,6 @@ void SimulatorState::fill(PipelineState& state, size_t source) {
     state.hops.push_back(hop_between(a, b, bytes));
     state.hops.push_back(hop_between(b, a, bytes));
   }
-  if (options.blocking_transfers)
-    for (size_t s = 0; s + 1 < stages; ++s) {
-      const double seconds = blocking_seconds(source, s);
-      for (const size_t end : {s, s + 1}) {
-        state.stages[end].forward += seconds;
-        state.stages[end].backward += seconds;
-      }
-    }
   state.stages[0].forwards_arrived = from.microbatches;
   if (layout->schedule == Schedule::interleaved) order_interleaved(state, layout->chunks);
 }
@@ -335,9 +308,16 @@ StageUse SimulatorState::use_of(size_t p, size_t e, double pipelines_end) const 
 
 Simulation Simulator::run(const PlanLayout& layout, const SimulateOptions& options) {
   SimulatorState& state = *state_;
-  HET_REQUIRE(options.contention || (!options.events && !options.blocking_transfers));
+  HET_REQUIRE(options.contention || (!options.events && !options.runtime.blocking));
+  if (const auto problems = problems_of(options.runtime, layout.schedule, layout.warmup); !problems.empty())
+    fail_usage("{}", problems[0]);
+  if (options.runtime.blocking && !layout.groups.empty())
+    fail_usage("runtime 'blocking' is simulated for stages of equal degrees alone");
   state.prepare(layout, options);
-  if (options.contention) state.run_pipelines();
+  if (options.runtime.blocking)
+    state.run_blocking();
+  else if (options.contention)
+    state.run_pipelines();
   state.check_done();
   Simulation result;
   for (const PipelineState& pipeline : state.classes)

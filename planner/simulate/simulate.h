@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/plan/runtime.h"
 #include "planner/simulate/group_costs.h"
 
 namespace het::planner {
@@ -16,13 +17,10 @@ namespace het::planner {
 struct SimulateOptions {
   bool events = false;   // fill Simulation::events (pipelines are then never merged)
   bool details = false;  // fill Simulation::stages
-  // A transfer between stages holds up the compute streams at both ends, as where sends and receives block.
-  // hetrun's own do not; systems whose measured plans the simulator is checked against do. Pipelines that
-  // send between the same stages through one port then divide its bandwidth evenly.
-  bool blocking_transfers = false;
-  // Gradients are exchanged after the last backward of all pipelines, each stage's in one piece, as
-  // DeepSpeed's pipeline engine does; hetrun's own exchanges run layer by layer beside the backward pass.
-  bool late_reductions = false;
+  // How ranks wait for each other. Blocking: a transfer begins when both ends have come to it, and holds up
+  // the compute of both until it has arrived; blocking ranks need contention, and no groups. Late reductions:
+  // a stage's gradients are exchanged in one piece when all that hold them have run their last backward.
+  Runtime runtime;
   // Transfers between stages wait for each other at the ports of their hosts. Without, pipelines do not meet
   // before their gradients do, and all is known from the order of operations, many times sooner: a search's
   // first estimate.

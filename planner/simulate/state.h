@@ -1,6 +1,6 @@
 // What a simulation holds while it runs; for the files of the simulator alone: simulate.cpp (what is asked
-// and reported), pipelines.cpp (forwards, backwards and transfers), gradients.cpp (what
-// follows).
+// and reported), pipelines.cpp (forwards, backwards and transfers), blocking.cpp (the same of ranks that wait
+// for their messages), gradients.cpp (what follows).
 #pragma once
 
 #include <algorithm>
@@ -120,8 +120,6 @@ struct SimulatorState {
   // schedule, micro-batches, stages. Searches come back to the same ones again and again.
   std::vector<double> arrivals;
   std::unordered_map<std::vector<int>, PipelineState, HashOfKey> known_apart;
-  std::map<std::pair<size_t, int>, int>
-      crossings;  // (2 * stage + end, port) -> pipelines; blocking transfers
   std::vector<SimEvent> events;
 
   // Of the synchronisation, by pipeline and stage: [stage_base[p] + s]
@@ -184,7 +182,6 @@ struct SimulatorState {
   void find_groups();
   void classify();
   bool crosses(const StageLayout& a, const StageLayout& b) const;
-  double blocking_seconds(size_t pipeline, size_t stage) const;
   Hop hop_between(const StageLayout& from, const StageLayout& to, double bytes) const;
   void fill(PipelineState& state, size_t source);
   bool next_op(const PipelineState& pipeline, size_t worker, Op& op) const;
@@ -192,6 +189,7 @@ struct SimulatorState {
   void finish(size_t c, const Pending& pending);
   void send(size_t c, size_t from, size_t to, double now);
   void run_pipelines();
+  void run_blocking();
   double hop_seconds(const PipelineState& pipeline, size_t from, size_t to) const;
   bool run_ahead(PipelineState& pipeline, size_t worker);
   const PipelineState& run_apart(const std::vector<int>& key, size_t source);

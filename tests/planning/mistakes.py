@@ -196,6 +196,28 @@ class Mistakes(Case):
         reply = self.refused('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
         self.assertRegex(reply, 'cannot be cut among 3 devices')
 
+    def test_a_plan_is_simulated_as_other_frameworks_run_it(self):
+        plan = ('het.plan { microbatch = 1, schedule = "%s", '
+                'het.pipeline { microbatches = 8, het.stage { "a:0", layers = 2 }, het.stage { "a:1" } } }')
+        words = ('--plan=plan.lua', '--cluster=cluster.lua')
+        (self.folder / 'plan.lua').write_text(plan % '1f1b')
+
+        def simulated(*more):
+            return json.loads(self.hetrun('simulate', 'small.lua', *words, *more, '--json', '--quiet')[0].splitlines()[-1])
+        own, blocking = simulated(), simulated('--runtime=blocking,late-reduction')
+        self.assertGreater(blocking['report']['step_seconds'], own['report']['step_seconds'])
+        self.assertEqual(simulated('--runtime=overlapping')['report']['step_seconds'], own['report']['step_seconds'])
+        spread = own['link_spread']
+        self.assertEqual(len(spread['cases']), 4)
+        self.assertLessEqual(spread['least'], own['report']['step_seconds'])
+        self.assertGreater(spread['most'], own['report']['step_seconds'])
+        self.assertIn('\nlinks: ', self.hetrun('simulate', 'small.lua', *words)[0])
+        self.assertIn("runtime 'lazy' is not one of overlapping, blocking, late-reduction",
+                      self.refused('simulate', 'small.lua', *words, '--runtime=lazy'))
+        (self.folder / 'plan.lua').write_text(plan % 'split_backward')
+        self.assertIn("runtime 'blocking' runs the schedules 1f1b and gpipe",
+                      self.refused('simulate', 'small.lua', *words, '--runtime=blocking'))
+
     def test_extensions_that_are_switched_off(self):
         self.assertIn('--without=schedules: the policy megatron has no extensions to switch off; these have: search, auto',
                       self.refused('plan', 'small.lua', '--policy=megatron', '--without=schedules'))

@@ -35,6 +35,8 @@ local options = {
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
   { "plan", "FILE", "the plan to simulate, as `hetrun plan --lua` prints it (default: the recipe's own)",
     simulate = true },
+  { "runtime", "WORDS", "how ranks wait for each other: overlapping, blocking, late-reduction or "
+    .. "blocking,late-reduction (default: the recipe's)", simulate = true },
   { "html", "FILE", "draw the step, the memory and the cluster as one page", path = "write" },
   { "trace", "FILE", "write the step as a Chrome trace", path = "write" },
 }
@@ -560,11 +562,14 @@ function planning.simulate(program, ...)
   if not run then return cluster end
   local answer
   if has_sharding(given.plan) then
-    if given.profile then errors.usage("hetrun simulate does not take --profile for a plan with `sharding`") end
+    for _, option in ipairs { "profile", "runtime" } do
+      if given[option] then errors.usage("hetrun simulate does not take --%s for a plan with `sharding`", option) end
+    end
     answer = simulated_programs(run, cluster, given.plan, given)
   else
     local graph, request = request_of(run, cluster, given)
     request.plan = given.plan
+    request.runtime = given.runtime or run.arguments.runtime
     answer = native.simulate(graph, request)
   end
   if answer.over_bytes then

@@ -247,6 +247,10 @@ return define.constructor {
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
     { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans "
       .. "for a mixed cluster on one machine whose own rates are well above" },
+    { "runtime", "string", "how ranks wait for each other: overlapping (nothing waits before it must), or as other "
+      .. "frameworks do, \"blocking\" (sends and receives hold up both ends), \"late-reduction\" (gradients are summed "
+      .. "after the last backward pass) or \"blocking,late-reduction\", to measure what that costs",
+      default = "overlapping", choices = { "overlapping", "blocking", "late-reduction", "blocking,late-reduction" } },
     { "alone", "boolean", "this process trains it by itself, though it is one of several ranks of another run, as to "
       .. "compare; --metrics and --trace are of the other run", default = false },
     { "plan", "plan", "who computes what (default: one device does everything; each device of a plan is a process, "

@@ -39,7 +39,8 @@ function session.spec(a, microbatch, context)
 end
 
 local function program_of(self, made)
-  return native.program(made.graph, { microbatches = self.microbatches, plan = self.plan, rank = self.run.place })
+  return native.program(made.graph, { microbatches = self.microbatches, plan = self.plan, rank = self.run.place,
+    runtime = self.run.arguments.runtime })
 end
 
 -- The executor of a program. Memory is checked by the engine before anything is allocated.

@@ -1,6 +1,7 @@
 // Plans do not change results: programs of all ranks of random plans, run by threads, against one device.
 #include "tests/unit/planner/distributed.h"
 
+#include <algorithm>
 #include <array>
 #include <catch2/catch.hpp>
 #include <cstring>
@@ -17,6 +18,8 @@
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
 #include "kernels/cpu/device.h"
+#include "planner/lower/lower.h"
+#include "planner/lower/schedule.h"
 #include "planner/megatron/sharding.h"
 #include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
@@ -55,6 +58,101 @@ TEST_CASE("random plans train the model that one device trains", "[distributed]"
                        << to_lua(simplest));
   }
   WARN("largest difference over " << trials << " plans in " << name_of(dtype) << ": " << worst);
+}
+
+TEST_CASE("ranks that block and sum gradients late train the same model", "[distributed][runtime]") {
+  Alone one(DType::f64);
+  const int trials = trials_or(24);
+  int blocking = 0, late = 0;
+  for (unsigned seed = first_seed(); seed < first_seed() + static_cast<unsigned>(trials); ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = random_plan(random, kLayers, kSamples, true);
+    for (Runtime runtime : {Runtime{true, false}, {false, true}, {true, true}}) {
+      if (!problems_of(runtime, plan.schedule, plan.warmup).empty()) {
+        CHECK_THROWS_WITH(lower(one.model(seed % 2), plan, 0, true, runtime),
+                          Catch::Contains("runtime 'blocking'"));
+        continue;
+      }
+      ++(runtime.blocking ? blocking : late);
+      const Verdict verdict =
+          judge(one.model(seed % 2), plan, one.outcome(seed % 2, plan), 1e-12, On::processors, runtime);
+      INFO("seed " << seed << ", " << name_of(runtime) << "\n" << to_lua(plan));
+      CHECK(verdict.problem == "");
+    }
+  }
+  CHECK(blocking > 0);
+  CHECK(late > 0);
+}
+
+TEST_CASE("a blocking stage receives first where the next one sends the gradient before it needs activations",
+          "[runtime]") {
+  for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::gpipe})
+    for (int stages = 2; stages <= 5; ++stages)
+      for (int microbatches = 1; microbatches <= 7; ++microbatches)
+        for (int stage = 0; stage + 1 < stages; ++stage) {
+          const ScheduleShape shape{schedule, stages, microbatches};
+          const auto own = units_of(shape, stage), next = units_of(shape, stage + 1);
+          for (size_t u = 1; u < own.size(); ++u) {
+            const WorkUnit &before = own[u - 1], &after = own[u];
+            if (before.kind != WorkUnit::Kind::forward || after.kind != WorkUnit::Kind::backward) continue;
+            const auto at = [&](WorkUnit unit) {
+              unit.stage = stage + 1;
+              return std::find(next.begin(), next.end(), unit) - next.begin();
+            };
+            INFO(stages << " stages, " << microbatches << " micro-batches, stage " << stage << ", unit "
+                        << u);
+            CHECK(receives_first(shape, stage, before, after) == (at(after) < at(before)));
+          }
+        }
+}
+
+// Whether a rank starts a sum over several ranks before its last backward pass ends.
+bool sums_before_the_last_backward(const Program& program) {
+  bool summed = false, before = false;
+  for (const Instruction& instruction : program.instructions) {
+    if (const auto* start = std::get_if<Start>(&instruction)) {
+      const CollectiveKind kind = start->request.kind;
+      summed = summed || (kind != CollectiveKind::send && kind != CollectiveKind::receive);
+    } else if (const auto* compute = std::get_if<Compute>(&instruction)) {
+      if (compute->phase == Phase::backward) before = summed;
+    }
+  }
+  return before;
+}
+
+TEST_CASE("late reductions start after the last backward pass, blocking sends are awaited at once",
+          "[runtime]") {
+  Plan plan;
+  plan.microbatch = kSamples;
+  Stage first, second;
+  first.layers = 3;
+  second.first_layer = 3;
+  second.layers = kLayers - 3;
+  for (const char* node : {"a", "b"}) {
+    first.devices = {std::string(node) + ":0"};
+    second.devices = {std::string(node) + ":1"};
+    plan.pipelines.push_back({3, {first, second}});
+  }
+  const Graph model = small_model(false, DType::f32);
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(sums_before_the_last_backward(lower(model, plan, rank, true)));
+    CHECK_FALSE(sums_before_the_last_backward(lower(model, plan, rank, true, {false, true})));
+    const Program program = lower(model, plan, rank, true, {true, true});
+    CHECK_FALSE(sums_before_the_last_backward(program));
+    // Nothing is computed between a message's start and its arrival.
+    const auto& all = program.instructions;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto* start = std::get_if<Start>(&all[i]);
+      if (start == nullptr ||
+          (start->request.kind != CollectiveKind::send && start->request.kind != CollectiveKind::receive))
+        continue;
+      for (size_t j = i + 1; j < all.size(); ++j) {
+        const auto* await = std::get_if<Await>(&all[j]);
+        if (await != nullptr && static_cast<size_t>(await->start) == i) break;
+        CHECK_FALSE(std::holds_alternative<Compute>(all[j]));
+      }
+    }
+  }
 }
 
 // Hints on some parameters, dimensions at random: where they cannot hold for four ranks, none.

@@ -13,6 +13,7 @@
 
 #include "core/graph/graph.h"
 #include "core/plan/plan.h"
+#include "core/plan/runtime.h"
 #include "core/program/executor.h"
 #include "core/tensor/slice.h"
 
@@ -55,7 +56,7 @@ enum class On : uint8_t { processors, gpus, either };
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
                                   const std::function<void(int rank, Executor&)>& work,
-                                  On on = On::processors);
+                                  On on = On::processors, const Runtime& runtime = {});
 
 // What is wrong with the run of a plan, and how far it was from one device's.
 struct Verdict {
@@ -63,7 +64,7 @@ struct Verdict {
   double apart = 0;
 };
 Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance,
-              On on = On::processors);
+              On on = On::processors, const Runtime& runtime = {});
 
 // How one device trains the models: computed once for each number of micro-batches.
 class Alone {

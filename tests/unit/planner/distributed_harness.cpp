@@ -242,7 +242,8 @@ std::shared_ptr<Device> device_of(On on, int rank) {
 // Runs `work` on every rank of the plan, each in a separate thread; the error that each ended with, or "".
 std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
                                   std::chrono::seconds timeout,
-                                  const std::function<void(int rank, Executor&)>& work, On on) {
+                                  const std::function<void(int rank, Executor&)>& work, On on,
+                                  const Runtime& runtime) {
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
   options.timeouts.timeout = timeout;
@@ -251,7 +252,7 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       try {
-        Program program = lower(graph, plan, rank, true);
+        Program program = lower(graph, plan, rank, true, runtime);
         const auto groups = std::make_shared<Groups>(fabrics[rank]);
         Executor executor(std::move(program), std::make_shared<StateStore>(device_of(on, rank), 3), groups);
         work(rank, executor);
@@ -269,12 +270,12 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
 
 // What each rank has in the end, or the error that it ended with.
 std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors, On on) {
+                              std::vector<std::string>& errors, On on, const Runtime& runtime) {
   std::vector<Outcome> outcomes(ranks);
   const auto work = [&](int rank, Executor& executor) {
     outcomes[rank] = train(executor, microbatches_of(plan));
   };
-  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, on);
+  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, on, runtime);
   return outcomes;
 }
 
@@ -346,7 +347,8 @@ int most_parts(const Plan& plan) {
   return most;
 }
 
-Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance, On on) {
+Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double tolerance, On on,
+              const Runtime& runtime) {
   Verdict verdict;
   const auto blame = [&](std::string problem) {
     if (verdict.problem.empty()) verdict.problem = std::move(problem);
@@ -355,7 +357,7 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
   std::vector<Program> programs;
   try {
     for (int rank = 0; rank < devices_in(plan); ++rank) {
-      programs.push_back(lower(model, plan, rank, true));
+      programs.push_back(lower(model, plan, rank, true, runtime));
       for (const std::string& problem : verify(programs.back()))
         blame(fmt::format("rank {}: {}", rank, problem));
     }
@@ -365,7 +367,7 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
   }
   for (const std::string& problem : verify_together(programs)) blame(problem);
   if (!verdict.problem.empty()) return verdict;
-  const auto outcomes = together(model, plan, devices_in(plan), errors, on);
+  const auto outcomes = together(model, plan, devices_in(plan), errors, on, runtime);
   // A rank that lost another says less than that one.
   const auto lost_another = [](const std::string& error) {
     return error.find(" did not join") != std::string::npos || error.find(" is gone") != std::string::npos;

@@ -1,0 +1,168 @@
+// Pipelines whose sends and receives block (core/plan/runtime.h), by events. A rank walks its units and the
+// messages between them in the order of planner/lower/schedule.h. A transfer begins when both its ends have
+// come to it; then it waits until the ports are free, in the order in which transfers came there. Ports carry
+// both directions at once.
+//
+// Why one transfer after the other and not all at an equal part of the bandwidth: of pipelines that send at
+// the same time, one that is ahead by a little finishes earlier by more (with n senders by up to n times as
+// much), so that equal ones drift apart until their transfers no longer meet.
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+#include "planner/lower/schedule.h"
+#include "planner/simulate/state.h"
+
+namespace het::planner {
+namespace {
+
+struct BlockingStep {
+  enum class Kind : uint8_t { compute, send, receive } kind = Kind::compute;
+  WorkUnit unit;  // that is computed, that made what is sent, or that needs what is received
+};
+
+// All that a stage does, in order.
+std::vector<BlockingStep> blocking_steps(const ScheduleShape& shape, int stage) {
+  using Kind = BlockingStep::Kind;
+  const std::vector<WorkUnit> units = units_of(shape, stage);
+  std::vector<BlockingStep> steps;
+  const int last = shape.stages - 1;
+  const auto send = [&](const WorkUnit& unit) {
+    if (stage != (unit.kind == WorkUnit::Kind::forward ? last : 0)) steps.push_back({Kind::send, unit});
+  };
+  const auto receive = [&](const WorkUnit& unit) {
+    if (stage != (unit.kind == WorkUnit::Kind::forward ? 0 : last)) steps.push_back({Kind::receive, unit});
+  };
+  for (size_t u = 0; u < units.size(); ++u) {
+    const bool receive_first = u > 0 && receives_first(shape, stage, units[u - 1], units[u]);
+    if (receive_first) receive(units[u]);
+    if (u > 0) send(units[u - 1]);
+    if (!receive_first) receive(units[u]);
+    steps.push_back({Kind::compute, units[u]});
+  }
+  send(units.back());
+  return steps;
+}
+
+class BlockingRun {
+ public:
+  explicit BlockingRun(SimulatorState& state) : state_(state) {
+    for (PipelineState& pipeline : state_.classes) {
+      const int stages = static_cast<int>(pipeline.stages.size());
+      auto& ranks = ranks_.emplace_back();
+      for (int s = 0; s < stages; ++s)
+        ranks.push_back({blocking_steps({state_.layout->schedule, stages, pipeline.microbatches}, s)});
+    }
+  }
+
+  void run() {
+    for (size_t c = 0; c < ranks_.size(); ++c)
+      for (size_t s = 0; s < ranks_[c].size(); ++s) come(c, s, 0);
+    while (!state_.heap.empty()) {
+      std::pop_heap(state_.heap.begin(), state_.heap.end(), Later{});
+      const Pending pending = state_.heap.back();
+      state_.heap.pop_back();
+      const auto c = static_cast<size_t>(pending.pipeline), s = static_cast<size_t>(pending.stage);
+      ++ranks_[c][s].next;
+      come(c, s, pending.time);
+    }
+  }
+
+ private:
+  struct Rank {
+    std::vector<BlockingStep> steps;
+    size_t next = 0;
+    double waits_since = -1;  // at a message whose other end has not come to it; < 0: at none
+  };
+
+  void go_on(size_t c, size_t s, double time) {
+    state_.push(time, Pending::What::done, static_cast<int>(c), static_cast<int>(s));
+  }
+
+  // A rank comes to its next step.
+  void come(size_t c, size_t s, double now) {
+    Rank& rank = ranks_[c][s];
+    if (rank.next == rank.steps.size()) {
+      state_.classes[c].workers[s].end = now;
+      return;
+    }
+    const BlockingStep& step = rank.steps[rank.next];
+    if (step.kind == BlockingStep::Kind::compute) return compute(c, s, step.unit, now);
+    const bool forward = step.unit.kind == WorkUnit::Kind::forward;
+    const bool sends = step.kind == BlockingStep::Kind::send;
+    const size_t other = forward == sends ? s + 1 : s - 1;
+    Rank& peer = ranks_[c][other];
+    if (peer.waits_since < 0 || !is_other_end(step, peer.steps[peer.next])) {
+      rank.waits_since = now;
+      return;
+    }
+    peer.waits_since = -1;
+    const double end = transfer(c, sends ? s : other, sends ? other : s, step.unit.microbatch, now);
+    go_on(c, s, end);
+    go_on(c, other, end);
+  }
+
+  static bool is_other_end(const BlockingStep& a, const BlockingStep& b) {
+    return a.kind != b.kind && b.kind != BlockingStep::Kind::compute && a.unit.kind == b.unit.kind &&
+           a.unit.microbatch == b.unit.microbatch;
+  }
+
+  void compute(size_t c, size_t s, const WorkUnit& unit, double now) {
+    PipelineState& pipeline = state_.classes[c];
+    StageState& stage = pipeline.stages[s];
+    SimWorker& worker = pipeline.workers[s];
+    const bool forward = unit.kind == WorkUnit::Kind::forward;
+    const double seconds = forward ? stage.forward : stage.backward;
+    if (forward) {
+      ++stage.forwards;
+      keep(worker, stage);
+    } else {
+      ++stage.backwards;
+      let_go(worker, stage);
+      stage.last_start = now;
+    }
+    if (stage.first_start < 0) stage.first_start = now;
+    worker.busy_seconds += seconds;
+    note(forward ? SimEvent::Kind::forward : SimEvent::Kind::backward, c, s, unit.microbatch, now,
+         now + seconds);
+    go_on(c, s, now + seconds);
+  }
+
+  // Both ends are there; returns when the message has arrived.
+  double transfer(size_t c, size_t from, size_t to, int microbatch, double now) {
+    const PipelineState& pipeline = state_.classes[c];
+    const auto& stages = state_.layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
+    const size_t edge = std::min(from, to);
+    HET_REQUIRE(stages[from].group < 0 && stages[to].group < 0, pipeline.source, from, to);
+    const int a = pipeline.hosts[from], b = pipeline.hosts[to];
+    double start = now, end = now;
+    if (a == b) {
+      end = now + state_.hop_seconds(pipeline, from, to);
+    } else {
+      const double bytes =
+          state_.costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
+      const Link& link = state_.costs.link(stages[from].node, stages[to].node);
+      double& out = state_.out_free[static_cast<size_t>(a)];
+      double& in = state_.in_free[static_cast<size_t>(b)];
+      start = std::max({now, out, in});
+      out = in = start + bytes * pipeline.crowd[edge] / link.bytes_per_second;
+      end = out + link.latency_seconds;
+    }
+    note(SimEvent::Kind::send, c, from, microbatch, start, end);
+    return end;
+  }
+
+  void note(SimEvent::Kind kind, size_t c, size_t stage, int item, double start, double end) {
+    if (state_.options.events)
+      state_.events.push_back({kind, state_.classes[c].source, static_cast<int>(stage), item, start, end});
+  }
+
+  SimulatorState& state_;
+  std::vector<std::vector<Rank>> ranks_;  // by class and stage
+};
+
+}  // namespace
+
+void SimulatorState::run_blocking() { BlockingRun(*this).run(); }
+
+}  // namespace het::planner

@@ -1,0 +1,37 @@
+// How much a predicted step hangs on the links: what it takes with other values that the links may plausibly
+// have. Pure.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "planner/cluster/cluster.h"
+
+namespace het::planner {
+
+// Bandwidths and latencies of all links, as multiples of what the cluster says.
+struct LinkCase {
+  double bandwidth = 1, latency = 1;
+  double seconds = 0;  // of a step
+};
+struct LinkSpread {
+  double seconds = 0;           // as the cluster says
+  double least = 0, most = 0;   // of all cases, that one included
+  std::vector<LinkCase> cases;  // the others
+};
+
+// What links have beside what is said of them. Stated bandwidths are those of the wire: transports reach 70 %
+// (sockets, with one thread for each connection) to nearly all of it, and measured ones were measured between
+// idle machines; several ports, where one is counted, give more. Latencies of a message between processes
+// are half to twice what is stated.
+inline constexpr double kSlowLinks = 0.7, kFastLinks = 1.4, kShortLatency = 0.5, kLongLatency = 2;
+
+Cluster with_links(const Cluster& cluster, double bandwidth, double latency);
+// `seconds_of`: of a step on a cluster.
+LinkSpread link_spread(const Cluster& cluster, const std::function<double(const Cluster&)>& seconds_of);
+
+// "links: 1.20 s to 1.31 s a step (-2 % to +7 %) ...", a line.
+std::string to_text(const LinkSpread& spread);
+
+}  // namespace het::planner
