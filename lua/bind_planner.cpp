@@ -559,6 +559,7 @@ int simulate_measured(lua_State* L) {
   planner::MeasuredRequest request;
   const auto text = [&](const char* name) { return field<std::string>(L, 1, name).value_or(""); };
   request.profiles = text("profiles");
+  request.other_profiles = text("other_profiles");
   request.model_info = text("model_info");
   request.plans = text("plans");
   request.model = text("model");

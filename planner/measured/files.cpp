@@ -195,14 +195,20 @@ std::map<std::string, ModelSizes> read_model_sizes(const std::string& path,
 }
 
 TypeTimes read_type_times(const std::string& path, int layers, std::vector<std::string>& problems) {
+  const auto json = Reader(path, problems).file();
+  return json ? type_times(*json, path, layers, problems) : TypeTimes{};
+}
+
+TypeTimes type_times(const Json& json, const std::string& path, int layers,
+                     std::vector<std::string>& problems) {
   TypeTimes times;
-  Reader read(path, problems);
-  const auto json = read.file();
-  if (!json) return times;
-  read.each_number(*json, "the profile", [&](int microbatch, const Json& degrees) {
-    read.each_number(degrees, fmt::format("micro-batch {}", microbatch), [&](int tensor, const Json& table) {
+  Reader whole(path, problems);
+  whole.each_number(json, "the profile", [&](int microbatch, const Json& degrees) {
+    whole.each_number(degrees, fmt::format("micro-batch {}", microbatch), [&](int tensor, const Json& table) {
       const std::string at = fmt::format("micro-batch {}, degree {}", microbatch, tensor);
-      std::vector<LayerTimes>& of = times[tensor][microbatch];
+      std::vector<LayerTimes> of;
+      std::vector<std::string> mistakes;
+      Reader read(path, mistakes);
       read.each_layer(table, at, [&](const Json& layer, const std::string& where) {
         const Json::array_t& three = read.list(&layer, where);
         if (three.size() != 3) return read.add(fmt::format("{} is not [forward, backward, update]", where));
@@ -212,9 +218,23 @@ TypeTimes read_type_times(const std::string& path, int layers, std::vector<std::
       });
       if (static_cast<int>(of.size()) != layers)
         read.add(fmt::format("{} has times of {} layers; the model has {}", at, of.size(), layers));
+      if (mistakes.empty())
+        times.tables[tensor][microbatch] = std::move(of);
+      else
+        times.damaged[tensor][microbatch] = std::move(mistakes);
     });
   });
   return times;
+}
+
+bool no_plan(const std::string& path) {
+  try {
+    const Json json = read_json(path);
+    return json.is_object() && find_member(json, "pipeline_list") == nullptr &&
+           find_member(json, "mbs") == nullptr;
+  } catch (const Error&) {
+    return false;  // reading it as a plan says what is wrong
+  }
 }
 
 PlanFile read_plan_file(const std::string& path) {
@@ -251,16 +271,28 @@ PlanFile read_plan_file(const std::string& path) {
   return plan;
 }
 
-std::vector<std::string> json_files(const std::string& folder, std::vector<std::string>& problems) {
+namespace {
+
+template <class Iterator>
+std::vector<std::string> json_files_of(const std::string& folder, std::vector<std::string>& problems) {
   std::vector<std::string> files;
   std::error_code problem;
-  for (std::filesystem::directory_iterator at(folder, problem), end; !problem && at != end;
-       at.increment(problem))
+  for (Iterator at(folder, problem), end; !problem && at != end; at.increment(problem))
     if (at->path().extension() == ".json") files.push_back(at->path().string());
   if (problem)
     problems.push_back(fmt::format("{}: cannot be read as a folder: {}", folder, problem.message()));
   std::sort(files.begin(), files.end());
   return files;
+}
+
+}  // namespace
+
+std::vector<std::string> json_files(const std::string& folder, std::vector<std::string>& problems) {
+  return json_files_of<std::filesystem::directory_iterator>(folder, problems);
+}
+
+std::vector<std::string> nested_json_files(const std::string& folder, std::vector<std::string>& problems) {
+  return json_files_of<std::filesystem::recursive_directory_iterator>(folder, problems);
 }
 
 }  // namespace het::planner

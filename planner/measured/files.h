@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/io/json.h"
+
 namespace het::planner {
 
 // model_info.json: of one layer on one GPU of a tensor-parallel group, for one sample.
@@ -18,11 +20,15 @@ struct LayerSize {
 };
 using ModelSizes = std::map<int, std::vector<LayerSize>>;  // by tensor-parallel degree
 
-// profiles/MODEL/TYPE.json: seconds of one layer and one micro-batch.
+// profiles/MODEL/TYPE.json or profiles/MODEL/TYPE/profile.json: seconds of one layer and one micro-batch.
 struct LayerTimes {
   double forward = 0, backward = 0, update = 0;
 };
-using TypeTimes = std::map<int, std::map<int, std::vector<LayerTimes>>>;  // by degree, by micro-batch
+// By degree, by micro-batch. A table with mistakes costs only what needs it.
+struct TypeTimes {
+  std::map<int, std::map<int, std::vector<LayerTimes>>> tables;
+  std::map<int, std::map<int, std::vector<std::string>>> damaged;  // the mistakes of tables that are left out
+};
 
 // plans/*.json. A stage lists its data-parallel replicas; each is a tensor-parallel group that takes `tensor`
 // GPUs of the machines it names, which are of several types where plans mix them inside a group.
@@ -55,8 +61,15 @@ std::map<std::string, ModelSizes> read_model_sizes(const std::string& path,
                                                    std::vector<std::string>& problems);
 // `layers`: how many the model has; a table with others is a problem.
 TypeTimes read_type_times(const std::string& path, int layers, std::vector<std::string>& problems);
+// The same of a part of a file that is read already; `path` names it in problems.
+TypeTimes type_times(const Json& json, const std::string& path, int layers,
+                     std::vector<std::string>& problems);
 PlanFile read_plan_file(const std::string& path);
+// Whether a file is an object that has nothing of a plan, such as a table of results beside plans.
+bool no_plan(const std::string& path);
 // The *.json of a folder, sorted; a folder that cannot be read is a problem.
 std::vector<std::string> json_files(const std::string& folder, std::vector<std::string>& problems);
+// Those of its folders too.
+std::vector<std::string> nested_json_files(const std::string& folder, std::vector<std::string>& problems);
 
 }  // namespace het::planner

@@ -5,11 +5,14 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include <fmt/format.h>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/io/json.h"
 #include "planner/measured/files.h"
 #include "planner/measured/links.h"
 #include "planner/simulate/simulate.h"
@@ -35,14 +38,28 @@ std::string name_of(const PlanGroup& group) {
   return fmt::format("{} x {}", machines, group.tensor);
 }
 
-// Profiles; each file is read once, when it is first used.
+// Profiles; each file is read once, when it is first used. A folder of MODEL/TYPE.json or
+// MODEL/TYPE/profile.json, a folder of one model, or one file {MODEL: {TYPE: times}}.
 class Profiles {
  public:
-  Profiles(std::string folder, std::vector<std::string>& problems) : folder_(std::move(folder)) {
-    flat_ = !json_files(folder_, problems).empty();
+  Profiles(std::string path, std::vector<std::string>& problems) : path_(std::move(path)) {
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(path_, ignored)) {
+      try {
+        combined_ = read_json(path_);
+        if (!combined_->is_object()) problems.push_back(path_ + ": is no JSON object");
+      } catch (const Error& error) {
+        problems.push_back(fmt::format("{}: {}", path_, error.sentence()));
+        combined_ = Json();
+      }
+    } else {
+      flat_ = !json_files(path_, problems).empty();
+    }
   }
-  bool has(const std::string& model) const { return flat_ || has_folder(model); }
-  const std::string& folder() const { return folder_; }
+  bool has(const std::string& model) const {
+    return combined_ ? of_model(model) != nullptr : flat_ || has_folder(model);
+  }
+  const std::string& path() const { return path_; }
 
   // nullptr with the reasons in `problems`.
   const TypeTimes* find(const std::string& model, int layers, const std::string& type,
@@ -50,20 +67,7 @@ class Profiles {
     Entry& entry = entries_[{model, type}];
     if (!entry.read) {
       entry.read = true;
-      const std::string in = has_folder(model) ? folder_ + "/" + model : folder_;
-      const std::string path = in + "/" + type + ".json";
-      std::error_code ignored;
-      // A type comes from a plan's file: it names a file of this folder and nothing else.
-      if (type.find_first_of("/\\") != std::string::npos || !std::filesystem::exists(path, ignored)) {
-        std::vector<std::string> there, unread;
-        for (const std::string& file : json_files(in, unread))
-          there.push_back(std::filesystem::path(file).stem().string());
-        entry.problems.push_back(
-            fmt::format("{}: no profile of GPU type \"{}\"; there are {}", in, type,
-                        there.empty() ? "none" : fmt::format("{}", fmt::join(there, ", "))));
-      } else {
-        entry.times = read_type_times(path, layers, entry.problems);
-      }
+      combined_ ? read_combined(entry, model, layers, type) : read_file(entry, model, layers, type);
     }
     problems.insert(problems.end(), entry.problems.begin(), entry.problems.end());
     return entry.problems.empty() ? &entry.times : nullptr;
@@ -77,10 +81,51 @@ class Profiles {
   };
   bool has_folder(const std::string& model) const {
     std::error_code ignored;
-    return std::filesystem::is_directory(folder_ + "/" + model, ignored);
+    return std::filesystem::is_directory(path_ + "/" + model, ignored);
+  }
+  const Json* of_model(const std::string& model) const {
+    const Json* found = combined_->is_object() ? find_member(*combined_, model) : nullptr;
+    return found != nullptr && found->is_object() ? found : nullptr;
+  }
+  static void missing(Entry& entry, const std::string& in, const std::string& type,
+                      const std::vector<std::string>& there) {
+    entry.problems.push_back(fmt::format("{}: no profile of GPU type \"{}\"; there are {}", in, type,
+                                         there.empty() ? "none" : fmt::format("{}", fmt::join(there, ", "))));
+  }
+  void read_combined(Entry& entry, const std::string& model, int layers, const std::string& type) {
+    const Json* types = of_model(model);
+    if (types == nullptr) return missing(entry, path_, type, {});
+    if (const Json* found = find_member(*types, type))
+      entry.times = type_times(*found, fmt::format("{}, {}, {}", path_, model, type), layers, entry.problems);
+    else {
+      std::vector<std::string> there;
+      for (const auto& [name, times] : *as_object(*types)) there.push_back(name);
+      missing(entry, fmt::format("{}, {}", path_, model), type, there);
+    }
+  }
+  void read_file(Entry& entry, const std::string& model, int layers, const std::string& type) {
+    const std::string in = has_folder(model) ? path_ + "/" + model : path_;
+    std::error_code ignored;
+    // A type comes from a plan's file: it names a file of this folder and nothing else.
+    if (type.find_first_of("/\\") == std::string::npos)
+      for (const std::string& path : {in + "/" + type + ".json", in + "/" + type + "/profile.json"})
+        if (std::filesystem::exists(path, ignored)) {
+          entry.times = read_type_times(path, layers, entry.problems);
+          return;
+        }
+    std::vector<std::string> there, unread;
+    for (const std::string& file : nested_json_files(in, unread)) {
+      const std::filesystem::path at = file;
+      if (at.parent_path() == std::filesystem::path(in))
+        there.push_back(at.stem().string());
+      else if (at.filename() == "profile.json")
+        there.push_back(at.parent_path().filename().string());
+    }
+    missing(entry, in, type, there);
   }
 
-  std::string folder_;
+  std::string path_;
+  std::optional<Json> combined_;
   bool flat_ = false;  // it has profiles itself
   std::map<std::pair<std::string, std::string>, Entry> entries_;
 };
@@ -176,12 +221,19 @@ void Prediction::collect(Profiles& profiles) {
       const TypeTimes* times = profiles.find(plan_.model, file_.layers(), machine.type, unread);
       for (std::string& sentence : unread) problem(std::move(sentence));
       if (times == nullptr) continue;
-      const auto found = times->find(tensor);
-      if (found == times->end()) {
+      if (const auto damaged = times->damaged.find(tensor); damaged != times->damaged.end())
+        for (const auto& [microbatch, mistakes] : damaged->second)
+          if (microbatch == file_.microbatch || !times->tables.contains(tensor))
+            for (const std::string& mistake : mistakes) problem(mistake);
+          else
+            plan_.notes.push_back("skipped: " + mistakes[0]);
+      const auto found = times->tables.find(tensor);
+      if (found == times->tables.end()) {
+        if (times->damaged.contains(tensor)) continue;
         std::vector<int> there;
-        for (const auto& [degree, microbatches] : *times) there.push_back(degree);
+        for (const auto& [degree, microbatches] : times->tables) there.push_back(degree);
         problem(fmt::format("{}: the profile of {} has no times for tensor-parallel degree {}; it has {}",
-                            profiles.folder(), machine.type, tensor, fmt::join(there, ", ")));
+                            profiles.path(), machine.type, tensor, fmt::join(there, ", ")));
         continue;
       }
       // Of several machines the slowest sets the pace.
@@ -197,7 +249,7 @@ void Prediction::collect(Profiles& profiles) {
     }
     kind.measured = kind.times.contains(file_.microbatch);
     if (plan_.problems.empty() && kind.times.empty())
-      problem(fmt::format("{}: the profiles of {} have no micro-batch size in common", profiles.folder(),
+      problem(fmt::format("{}: the profiles of {} have no micro-batch size in common", profiles.path(),
                           kind.name));
     if (plan_.problems.empty() && !kind.measured) {
       std::vector<int> there;
@@ -422,6 +474,7 @@ void Prediction::simulate() {
 // Memory of one GPU: what stays for each parameter, activations of the micro-batches in flight, and, while a
 // layer runs backward, the gradient of its output beside all that is still held.
 void Prediction::remember() {
+  double least = 0;  // what the fullest GPU holds at least: weights and one micro-batch
   for (MeasuredGroup& group : plan_.groups) {
     const Kind& kind =
         *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& k) { return k.name == group.group; });
@@ -434,10 +487,16 @@ void Prediction::remember() {
     }
     for (const PlanMachine& machine : kind.group.machines)
       framework = std::max(framework, framework_bytes(machine.type, kind.group.tensor));
+    least = std::max(least, parameters * model_.weight_bytes + activation * file_.microbatch);
     group.memory_bytes = parameters * kParameterBytes +
                          (activation * group.in_flight + gradient) * file_.microbatch + framework;
     plan_.memory_bytes = std::max(plan_.memory_bytes, group.memory_bytes);
   }
+  if (plan_.measured_memory_bytes && *plan_.measured_memory_bytes < least)
+    plan_.suspicious.push_back(fmt::format(
+        "its measured memory, {:.1f} GB, is less than weights and one micro-batch need on the fullest GPU, "
+        "{:.1f} GB",
+        *plan_.measured_memory_bytes * 1e-9, least * 1e-9));
 }
 
 // The shortest step in which a pipeline can do the layers' measured work, whatever the schedule and however
@@ -522,19 +581,50 @@ std::string model_of(const PlanFile& file, const MeasuredRequest& request,
       problems.push_back(
           fmt::format("{}: the plan divides {} layers; {} has {}", file.path, file.layers(), named, layers));
     else
-      problems.push_back(fmt::format("{}: no profiles of model {}", profiles.folder(), named));
+      problems.push_back(fmt::format("{}: no profiles of model {}", profiles.path(), named));
     return {};
   }
   if (fitting.size() == 1) return fitting[0];
   if (fitting.empty())
     problems.push_back(
         fmt::format("{}: the plan divides {} layers; no model of {} with profiles in {} has as many",
-                    file.path, file.layers(), request.model_info, profiles.folder()));
+                    file.path, file.layers(), request.model_info, profiles.path()));
   else
     problems.push_back(
         fmt::format("{}: the plan divides {} layers, as many as each of {} has; --model says which",
                     file.path, file.layers(), fmt::join(fitting, ", ")));
   return {};
+}
+
+// Whether a number has more than three digits: coarser ones agree by chance.
+bool is_fine(double value) { return std::stod(fmt::format("{:.3g}", value)) != value; }
+
+// Two different plans do not take the same to the last digit: one was copied.
+void mark_identical(std::vector<MeasuredPlan>& plans) {
+  const auto mark = [&](const char* what, std::optional<double> MeasuredPlan::*value) {
+    for (MeasuredPlan& plan : plans)
+      for (const MeasuredPlan& other : plans)
+        if (&plan != &other && plan.*value && is_fine(*(plan.*value)) && plan.*value == other.*value)
+          plan.suspicious.push_back(
+              fmt::format("its measured {} is that of {} to the last digit", what, other.name));
+  };
+  mark("step", &MeasuredPlan::measured_seconds);
+  mark("memory", &MeasuredPlan::measured_memory_bytes);
+}
+
+// What a second profile of the same machines says of a plan.
+void predict_again(const PlanFile& file, const ModelSizes& sizes, const MeasuredRequest& request,
+                   Profiles& profiles, MeasuredPlan& plan) {
+  MeasuredPlan other;
+  other.model = plan.model;
+  other.measured_seconds = plan.measured_seconds;
+  Prediction(file, sizes, request, other).run(profiles);
+  if (!other.problems.empty()) {
+    plan.notes.push_back(fmt::format("no second prediction: {}", fmt::join(other.problems, "; ")));
+    return;
+  }
+  plan.other_seconds = other.seconds;
+  plan.other_contradicts = other.contradicts;
 }
 
 }  // namespace
@@ -543,7 +633,12 @@ MeasuredReport simulate_measured(const MeasuredRequest& request) {
   MeasuredReport report;
   const auto models = read_model_sizes(request.model_info, report.problems);
   Profiles profiles(request.profiles, report.problems);
-  const std::vector<std::string> files = json_files(request.plans, report.problems);
+  std::optional<Profiles> others;
+  if (!request.other_profiles.empty()) others.emplace(request.other_profiles, report.problems);
+  std::vector<std::string> files = nested_json_files(request.plans, report.problems);
+  for (const std::string& path : files)
+    if (no_plan(path)) report.skipped.push_back(path + ": is no plan; it has neither mbs nor pipeline_list");
+  std::erase_if(files, no_plan);
   if (files.empty() && report.problems.empty())
     report.problems.push_back(fmt::format("{}: has no plans (*.json)", request.plans));
   // A file of sizes with mistakes may still have the sizes that a plan needs; without profiles there is
@@ -551,7 +646,7 @@ MeasuredReport simulate_measured(const MeasuredRequest& request) {
   for (const std::string& path : files) {
     const PlanFile file = read_plan_file(path);
     MeasuredPlan plan;
-    plan.name = file.name;
+    plan.name = std::filesystem::relative(path, request.plans).replace_extension().string();
     plan.path = file.path;
     plan.microbatch = file.microbatch;
     plan.measured_seconds = file.seconds;
@@ -560,8 +655,10 @@ MeasuredReport simulate_measured(const MeasuredRequest& request) {
     plan.problems = file.problems;
     if (plan.problems.empty()) plan.model = model_of(file, request, models, profiles, plan.problems);
     if (plan.problems.empty()) Prediction(file, models.at(plan.model), request, plan).run(profiles);
+    if (plan.problems.empty() && others) predict_again(file, models.at(plan.model), request, *others, plan);
     report.plans.push_back(std::move(plan));
   }
+  mark_identical(report.plans);
   return report;
 }
 

@@ -13,9 +13,11 @@
 namespace het::planner {
 
 struct MeasuredRequest {
-  std::string profiles;    // folder of MODEL/TYPE.json, or of TYPE.json for one model
+  // Folder of MODEL/TYPE.json or MODEL/TYPE/profile.json, or of these for one model; or one file
+  // {MODEL: {TYPE: times}}. other_profiles: a second profile of the same machines, or empty.
+  std::string profiles, other_profiles;
   std::string model_info;  // file
-  std::string plans;       // folder
+  std::string plans;       // folder, with its folders
   std::string model;       // of all plans; empty: what a plan names, else the one with its number of layers
   Link between;            // between machines; all zero: as published for the pair of types
 };
@@ -44,8 +46,11 @@ struct MeasuredPlan {
   std::string reason;         // which figure does; empty otherwise
   bool interpolated = false;  // the profile lacks a micro-batch size that the plan uses
   std::vector<MeasuredGroup> groups;
-  std::vector<std::string> notes;     // what was assumed
-  std::vector<std::string> problems;  // why there is no prediction; empty when there is one
+  std::optional<double> other_seconds;  // predicted from the second profile
+  bool other_contradicts = false;
+  std::vector<std::string> notes;       // what was assumed
+  std::vector<std::string> suspicious;  // why a measured value cannot be; no prediction counts here
+  std::vector<std::string> problems;    // why there is no prediction; empty when there is one
   bool judged() const { return problems.empty() && measured_seconds && !contradicts; }
   double error() const { return seconds / *measured_seconds - 1; }
   double memory_error() const { return memory_bytes / *measured_memory_bytes - 1; }
@@ -54,6 +59,7 @@ struct MeasuredPlan {
 struct MeasuredReport {
   std::vector<MeasuredPlan> plans;    // by name
   std::vector<std::string> problems;  // of what all plans need
+  std::vector<std::string> skipped;   // files that are no plans
 };
 
 // Never throws for what stands in files: it is in the problems of the plans that it touches.

@@ -50,6 +50,7 @@ Json to_json(const MeasuredReport& report) {
                          {"contradicts", plan.contradicts},
                          {"reason", plan.reason},
                          {"notes", texts(plan.notes)},
+                         {"suspicious", texts(plan.suspicious)},
                          {"problems", texts(plan.problems)}};
     if (plan.problems.empty()) {
       ++simulated;
@@ -81,6 +82,8 @@ Json to_json(const MeasuredReport& report) {
                           {"predicted_memory_bytes", plan.memory_bytes},
                           {"memory_error", plan.measured_memory_bytes ? Json(plan.memory_error()) : Json()},
                           {"interpolated", plan.interpolated},
+                          {"other_seconds", maybe(plan.other_seconds)},
+                          {"other_contradicts", plan.other_contradicts},
                           {"stages", std::move(stages)}})
         entry.emplace_back(key, value);
     }
@@ -91,8 +94,10 @@ Json to_json(const MeasuredReport& report) {
                          {"marked", marked},
                          {"seconds", json_of(spread_of(errors, kSecondsAsked), kSecondsAsked)},
                          {"memory", json_of(spread_of(memory_errors, kMemoryAsked), kMemoryAsked)}};
-  return Json::object_t{
-      {"plans", std::move(plans)}, {"summary", std::move(summary)}, {"problems", texts(report.problems)}};
+  return Json::object_t{{"plans", std::move(plans)},
+                        {"summary", std::move(summary)},
+                        {"problems", texts(report.problems)},
+                        {"skipped", texts(report.skipped)}};
 }
 
 }  // namespace het::planner

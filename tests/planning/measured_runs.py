@@ -47,7 +47,9 @@ class Measured(Case):
 
     def test_transfers_hold_up_both_stages(self):
         plan = self.answer()[0]['by_name']['two_stages']
-        self.assertAlmostEqual(plan['predicted_seconds'], 3 * (2 * 0.03 + 2 * 0.002) + 2 * 0.001)
+        # Followed by hand: forward 20 ms, backward 40 ms, transfers of 2 ms. The second activation and the first gradient
+        # move one after the other once the last stage has gone back, at 82 ms; its second unit ends at 146 ms.
+        self.assertAlmostEqual(plan['predicted_seconds'], 0.146 + 0.002 + 0.04 + 2 * 0.001)
         self.assertEqual([stage['in_flight'] for stage in plan['stages']], [2, 1])
         self.assertIsNone(plan['measured_memory_bytes'])
 
@@ -58,9 +60,9 @@ class Measured(Case):
 
     def test_types_and_degrees_mix_within_a_stage(self):
         plan = self.answer()[0]['by_name']['stages_of_two_types']
-        # Followed by hand: the slow group runs four micro-batches of 42 + 82 ms and waits 22 ms for its first.
-        self.assertAlmostEqual(plan['pipeline_seconds'], 0.518)
-        self.assertAlmostEqual(plan['predicted_seconds'], 0.518 + 2 * 4e6 / 1e9 + 2 * 0.002)
+        # Followed by hand: the slow group runs four micro-batches of 42 + 82 ms and waits 20 ms to send its second.
+        self.assertAlmostEqual(plan['pipeline_seconds'], 0.516)
+        self.assertAlmostEqual(plan['predicted_seconds'], 0.516 + 2 * 4e6 / 1e9 + 2 * 0.002)
         self.assertEqual({(s['stage'], s['group']) for s in plan['stages']},
                          {(1, 'fast x 2'), (1, 'slow x 1'), (2, 'fast x 1'), (2, 'fast x 2')})
         memory = {(s['stage'], s['group']): s['predicted_memory_bytes'] for s in plan['stages']}
@@ -84,7 +86,7 @@ class Measured(Case):
         plan = self.answer()[0]['by_name']['one_machine']
         # Both stages in one machine: PCIe instead of --bandwidth.
         transfer = 10e-6 + 2e6 / 12e9
-        self.assertAlmostEqual(plan['predicted_seconds'], 3 * (2 * 0.03 + 2 * transfer) + 2 * 0.001)
+        self.assertAlmostEqual(plan['predicted_seconds'], 3 * 2 * 0.03 + 4 * transfer + 2 * 0.001)
 
     def test_only_a_bound_above_the_run_marks_it(self):
         self.copy('alone', 'at_the_edge', lambda plan: plan.update(real=0.437))  # the bound is 9.8 % above
@@ -208,6 +210,75 @@ class Measured(Case):
         words = [word.replace('measured/profiles', 'measured/profiles/toy') for word in self.words('--model=toy')]
         answer = json.loads(self.hetrun(*words, '--json', '--quiet')[0].splitlines()[-1])
         self.assertAlmostEqual(answer['plans'][0]['predicted_seconds'], 0.484)
+
+    def test_the_published_tree_and_one_file_of_all_profiles_are_read(self):
+        profiles = self.folder / 'measured/profiles'
+        expected = {name: plan['predicted_seconds'] for name, plan in self.answer()[0]['by_name'].items()}
+        combined = {'toy': {kind: json.loads((profiles / f'toy/{kind}.json').read_text()) for kind in ('fast', 'slow')}}
+        (self.folder / 'all.json').write_text(json.dumps(combined))
+        for kind in ('fast', 'slow'):
+            (profiles / 'toy' / kind).mkdir()
+            (profiles / f'toy/{kind}.json').rename(profiles / f'toy/{kind}/profile.json')
+        nested = self.plans / 'two' / 'deep'
+        nested.mkdir(parents=True)
+        (self.plans / 'two_stages.json').rename(nested / 'two_stages.json')
+        (nested / 'results.json').write_text('{"throughput": 3}')
+        expected['two/deep/two_stages'] = expected.pop('two_stages')
+        for words in (self.words(), [word.replace('measured/profiles', 'all.json') for word in self.words()]):
+            answer = json.loads(self.hetrun(*words, '--json', '--quiet')[0].splitlines()[-1])
+            self.assertEqual({plan['plan']: plan['predicted_seconds'] for plan in answer['plans']}, expected)
+            self.assertEqual([text.split(':')[0] for text in answer['skipped']],
+                             ['measured/plans/two/deep/results.json'])
+        self.assertIn('results.json: is no plan', self.hetrun(*self.words())[0])
+        self.copy('alone', 'other_type', lambda plan: plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['H100', 1, 'z']], 1]]]))
+        self.assertIn('no profile of GPU type "H100"; there are fast, slow', self.answer(code=2)[1])
+        (self.folder / 'all.json').write_text('{"toy": {"fast": 3}}')
+        reply = self.hetrun(*[word.replace('measured/profiles', 'all.json') for word in self.words()], code=2)[1]
+        self.assertIn('all.json, toy, fast: the profile is no object', reply)
+        self.assertIn('all.json, toy: no profile of GPU type "slow"; there are fast', reply)
+
+    def test_a_layer_gap_costs_only_plans_of_that_size(self):
+        self.edit('profiles/toy/fast.json', lambda profile: profile['2']['1'].pop('1'))
+        answer = self.answer()[0]
+        self.assertIn('skipped: measured/profiles/toy/fast.json: micro-batch 2, degree 1 has 3 entries, but no layer 1',
+                      answer['by_name']['alone']['notes'][0])
+        self.copy('alone', 'of_two', lambda plan: plan.update(mbs=2, gbs=8))
+        answer, err = self.answer(code=2)
+        self.assertEqual([plan['plan'] for plan in answer['plans'] if plan['problems']], ['of_two'])
+        self.assertIn('micro-batch 2, degree 1 has 3 entries, but no layer 1', err)
+
+    def test_measured_values_that_cannot_be_are_marked(self):
+        self.assertEqual([plan['suspicious'] for plan in self.answer()[0]['plans']], [[]] * 5)
+        # 4 bytes for each of 4 million parameters and 40 MB of activations
+        self.copy('alone', 'too_small', lambda plan: plan.update(real=0.49, max_mem=55e6))
+        self.copy('alone', 'same', lambda plan: plan.update(real=0.50012, max_mem=57e6))
+        self.edit('plans/alone.json', lambda plan: plan.update(real=0.50012))
+        found = self.answer()[0]['by_name']
+        self.assertIn('its measured memory, 0.1 GB, is less than weights and one micro-batch need',
+                      found['too_small']['suspicious'][0])
+        self.assertEqual(found['same']['suspicious'], ['its measured step is that of alone to the last digit'])
+        self.assertEqual(found['alone']['suspicious'], ['its measured step is that of same to the last digit'])
+        out, _ = self.hetrun(*self.words())
+        self.assertRegex(out, r'(?m)^same .* \?$')
+        self.assertIn('? too_small: its measured memory', out)
+
+    def test_a_second_profile_is_shown_beside_the_first(self):
+        shutil.copytree(self.folder / 'measured/profiles', self.folder / 'again')
+        (self.folder / 'again/toy/slow.json').unlink()
+        path = self.folder / 'again/toy/fast.json'
+        profile = json.loads(path.read_text())
+        profile['1']['1'] = {layer: [t / 2 for t in three] for layer, three in profile['1']['1'].items()}
+        path.write_text(json.dumps(profile))
+        answer = self.answer('--other-profiles=again')[0]['by_name']
+        self.assertAlmostEqual(answer['alone']['predicted_seconds'], 0.484)
+        self.assertAlmostEqual(answer['alone']['other_seconds'], 0.242)
+        self.assertTrue(answer['too_quick']['contradicts'])
+        self.assertFalse(answer['too_quick']['other_contradicts'])
+        self.assertIsNone(answer['replicas_of_two_types']['other_seconds'])
+        self.assertIn('no second prediction', ' '.join(answer['replicas_of_two_types']['notes']))
+        out, _ = self.hetrun(*self.words('--other-profiles=again'))
+        self.assertRegex(out, r'(?m)^alone +1 +4 x 1 +0.484 s +0.500 s +-3.2 % +0.242 s')
 
     @unittest.skipUnless(MEASURED, 'skipped: no measured plans beside the repository (HETRUN_MEASURED)')
     def test_plans_that_were_really_run(self):

@@ -8,7 +8,9 @@ local text = require "het.text"
 local measured = {}
 
 local options = {
-  { "profiles", "DIR", "measured layer times: MODEL/TYPE.json, or TYPE.json of one model", needed = true },
+  { "profiles", "DIR", "measured layer times: MODEL/TYPE.json or MODEL/TYPE/profile.json, or these of one model; or a "
+    .. "file {MODEL: {TYPE: times}}", needed = true },
+  { "other-profiles", "DIR", "a second profile of the same machines; its predictions are shown beside" },
   { "model-info", "FILE", "parameters and activation sizes by layer, JSON", needed = true },
   { "plans", "DIR", "the plans, JSON, with what was measured of their runs", needed = true },
   { "model", "NAME", "of all plans (default: as they say, or the one with as many layers)" },
@@ -112,13 +114,22 @@ end
 function measured.text(answer)
   local rows = { { "plan", "GPUs", "micro-batch", "predicted", "measured", "error", "memory", "measured", "error",
     "" } }
-  local below, notes, seen = {}, {}, {}
+  local second
+  for _, plan in ipairs(answer.plans) do second = second or type(plan.other_seconds) == "number" end
+  if second then table.insert(rows[1], 7, "second profile") end
+  local below, notes, doubts, seen = {}, {}, {}, {}
   for _, plan in ipairs(answer.plans) do
     if plan.predicted_seconds then
       rows[#rows + 1] = { plan.plan, tostring(plan.gpus), ("%d x %d"):format(plan.microbatches, plan.microbatch),
         seconds(plan.predicted_seconds), seconds(plan.measured_seconds), percent(plan.error),
         gigabytes(plan.predicted_memory_bytes), gigabytes(plan.measured_memory_bytes), percent(plan.memory_error),
-        plan.contradicts and "*" or "" }
+        (plan.contradicts and "*" or "") .. (#plan.suspicious > 0 and "?" or "") }
+      if second then
+        table.insert(rows[#rows], 7, seconds(plan.other_seconds) .. (plan.other_contradicts and " *" or ""))
+      end
+      for _, doubt in ipairs(plan.suspicious) do
+        doubts[#doubts + 1] = text.wrap(("? %s: %s"):format(plan.plan, doubt), 118, "  ")
+      end
       if plan.contradicts then
         below[#below + 1] = text.wrap(("* %s: %s"):format(plan.plan, plan.reason), 118, "  ")
       end
@@ -132,6 +143,14 @@ function measured.text(answer)
   if #below > 0 then
     lines[#lines + 1] = "\nThe profile contradicts these runs; they are left out of what follows:"
     for _, line in ipairs(below) do lines[#lines + 1] = line end
+  end
+  if #doubts > 0 then
+    lines[#lines + 1] = "\nSuspicious measured values:"
+    table.move(doubts, 1, #doubts, #lines + 1, lines)
+  end
+  if #answer.skipped > 0 then
+    lines[#lines + 1] = "\nSkipped:"
+    for _, line in ipairs(answer.skipped) do lines[#lines + 1] = "  " .. line end
   end
   if #notes > 0 then
     lines[#lines + 1] = "\nAssumed:"
@@ -166,7 +185,8 @@ function measured.simulate(values)
     return 0
   end
   local given = take_options(native.arguments or {}, values)
-  local answer, encoded = native.simulate_measured { profiles = given.profiles, model_info = given["model-info"],
+  local answer, encoded = native.simulate_measured { profiles = given.profiles, other_profiles = given["other-profiles"],
+    model_info = given["model-info"],
     plans = given.plans, model = given.model, bandwidth = given.bandwidth, latency = given.latency }
   local problems = problems_of(answer)
   local json = native.settings.json
