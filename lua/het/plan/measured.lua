@@ -185,7 +185,8 @@ function measured.simulate(values)
     return 0
   end
   local given = take_options(native.arguments or {}, values)
-  local answer, encoded = native.simulate_measured { profiles = given.profiles, other_profiles = given["other-profiles"],
+  local answer, encoded = native.simulate_measured { profiles = given.profiles,
+    other_profiles = given["other-profiles"],
     model_info = given["model-info"],
     plans = given.plans, model = given.model, bandwidth = given.bandwidth, latency = given.latency }
   local problems = problems_of(answer)
