@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <future>
 #include <map>
 
 #include "core/base/elapsed.h"
@@ -16,6 +17,7 @@
 #include "kernels/cpu/processor.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
+#include "lua/planning.h"
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
 #include "snapshot/run_snapshots.h"
@@ -91,7 +93,7 @@ bool is_gpu(const Device& device) { return device.name() == "cuda"; }
 
 // The device's matrix product in FLOP/s: the best of several products of [n, n] by [n, n]. A GPU gets larger
 // ones, and several in a step: waiting for the end of a step takes it longer than a small product.
-double device_product(DeviceHandle& handle, DType dtype) {
+double device_product(const DeviceHandle& handle, DType dtype) {
   const OpDef& linear = op_named("linear");
   const int64_t size = is_gpu(*handle) ? 8192 : 2048;
   const int products = is_gpu(*handle) ? 8 : 1;
@@ -126,7 +128,7 @@ int device_peak(lua_State* L) {
 }
 
 // Bytes a second that the device reads and writes together: the best of several copies.
-double device_bandwidth(DeviceHandle& handle) {
+double device_bandwidth(const DeviceHandle& handle) {
   const int64_t elements = int64_t{1} << (is_gpu(*handle) ? 28 : 25);
   constexpr int kRuns = 5;
   Graph graph;
@@ -136,6 +138,20 @@ double device_bandwidth(DeviceHandle& handle) {
   Executor executor(lower_single(graph), std::make_shared<StateStore>(handle, 0));
   executor.write("x", Tensor::zeros({DType::f32, {elements}}));
   return 2.0 * 4 * static_cast<double>(elements) / best_seconds(executor, kRuns);
+}
+
+// device:measuring("product_flops", dtype) or ("bandwidth"): the same on a separate thread, as a planning.
+int device_measuring(lua_State* L) {
+  const DeviceHandle handle = check_object<DeviceHandle>(L, 1);
+  const auto what = Convert<std::string>::get(L, 2);
+  const auto dtype = Convert<std::optional<DType>>::get(L, 3).value_or(DType::f32);
+  if (what != "product_flops" && what != "bandwidth")
+    fail_usage("'{}' is not measured beside other work; product_flops and bandwidth are", what);
+  auto measuring = std::make_shared<Planning>();
+  measuring->answer = std::async(std::launch::async, [handle, dtype, product = what == "product_flops"] {
+    return Json(product ? device_product(handle, dtype) : device_bandwidth(handle));
+  });
+  return Convert<PlanningHandle>::push(L, std::move(measuring));
 }
 
 int threads(lua_State* L) {  // native.threads([count])
@@ -661,12 +677,12 @@ int beyond_megatron(lua_State* L) {
 }  // namespace
 
 void add_program(lua_State* L) {
-  make_class<DeviceHandle>(
-      L,
-      {bind<&device_peak>("peak_flops"), bind<&device_product>("product_flops"),
-       bind<&device_bandwidth>("bandwidth"), bind<&device_pace_lost>("pace_lost"),
-       bind<&device_available>("available_bytes"), bind<&device_to_string>("__tostring")},
-      &device_index);
+  make_class<DeviceHandle>(L,
+                           {bind<&device_peak>("peak_flops"), bind<&device_product>("product_flops"),
+                            bind<&device_bandwidth>("bandwidth"), bind<&device_measuring>("measuring"),
+                            bind<&device_pace_lost>("pace_lost"), bind<&device_available>("available_bytes"),
+                            bind<&device_to_string>("__tostring")},
+                           &device_index);
   make_class<StateHandle>(
       L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),

@@ -430,6 +430,7 @@ local nearly_method = {
 local skipped_methods = {
   data = "a pointer of the ffi", copy_to = "writes files", kill_at = "ends the process in the next run",
   peak_flops = "measures for seconds", product_flops = "measures for seconds", bandwidth = "measures for seconds",
+  measuring = "measures for seconds",
 }
 
 -- --- the walk

@@ -67,7 +67,7 @@ class Elastic(unittest.TestCase):
         """Ranks of another machine, which wait to join a run that is held before a step, and come in when it goes on:
         together, or one after the other, until it has so many members."""
         machine = self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=workers, elastic=None, **more)
-        self.until_said(machine, 'waits to join', 1)
+        self.until_said(machine, 'waits to join', workers)   # a rank measures its machine first
         self.go(step)
         self.until_generation(head, lambda generation: generation['members'] == members)
         return machine
@@ -542,17 +542,19 @@ class Elastic(unittest.TestCase):
                 for step, loss in self.losses()[0].items():
                     self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
 
-    def test_a_planner_that_takes_longer_than_the_timeout_is_waited_for(self):
+    def test_a_planner_or_a_measurement_that_takes_longer_than_the_timeout_is_waited_for(self):
         right = self.undisturbed()
-        gate = self.folder / 'planned'
-        process = self.start('--spread', '--timeout=3s', '--warn-after=1s', workers=5, elastic='1:5', environment={
-            'HETRUN_FAULT': f'rank=0 phase=plan hold={gate}, rank=4 step=10'})
-        self.until_said(process, 'was killed by signal 9')
-        time.sleep(5)   # longer than the timeout
-        gate.touch()
-        _, err = self.ended(process)
-        self.assertEqual([(g['members'], g['lost']) for g in self.generations()], [(4, 1)], err)
-        self.assert_same_curve(right)
+        for phase in ('plan', 'measure'):
+            with self.subTest(phase=phase):
+                gate = self.folder / phase
+                process = self.start('--spread', '--timeout=3s', '--warn-after=1s', workers=5, elastic='1:5', environment={
+                    'HETRUN_FAULT': f'rank=0 phase={phase} hold={gate}, rank=4 step=10'})
+                self.until_said(process, 'was killed by signal 9')
+                time.sleep(5)   # longer than the timeout
+                gate.touch()
+                _, err = self.ended(process)
+                self.assertEqual([(g['members'], g['lost']) for g in self.generations()], [(4, 1)], err)
+                self.assert_same_curve(right)
 
     def test_too_few_ranks_end_the_run(self):
         process = self.start_held({6: 0}, '--timeout=2s', elastic='4:4')

@@ -199,6 +199,23 @@ function planning.policies()
   return names
 end
 
+-- For what runs in threads, one after the other. Returns a function that waits for the result, and one that waits a
+-- moment and says whether it is there.
+-- @func under_way the thread, or nil: all are done
+-- @func go_on called when it is done
+-- @func result
+local function waits_for(under_way, go_on, result)
+  local function wait()
+    while under_way() do go_on() end
+    return result()
+  end
+  return wait, function()
+    local thread = under_way()
+    if thread and thread:done() then go_on() end
+    return not under_way()
+  end
+end
+
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
 -- as they gain.
 -- Returns two functions, as planning.begin.
@@ -212,21 +229,18 @@ local function begin_hap(run, cluster, given)
     return native.synthesise((run:graph_of_sample(microbatch)), { cluster = cluster, microbatch = microbatch,
       microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains })
   end
-  local planned = begin()
-  local function wait()
-    local best
-    while true do
-      local answer = planned:wait()
-      local gains = not best or not best.feasible
-        or answer.feasible and answer.report.step_seconds < 0.99 * best.report.step_seconds
-      if gains then best = answer end
-      local fits = best.feasible and best.report.too_large == ""
-      if fits or best.feasible and not gains or given.microbatch or microbatch % 2 ~= 0 then return best end
-      microbatch = microbatch / 2
-      planned = begin()
-    end
+  local planned, best = begin(), nil
+  local function go_on()
+    local answer = planned:wait()
+    local gains = not best or not best.feasible
+      or answer.feasible and answer.report.step_seconds < 0.99 * best.report.step_seconds
+    if gains then best = answer end
+    local fits = best.feasible and best.report.too_large == ""
+    local is_best = fits or best.feasible and not gains or given.microbatch or microbatch % 2 ~= 0
+    microbatch = microbatch / 2
+    planned = not is_best and begin() or nil
   end
-  return wait, function() return planned:done() end
+  return waits_for(function() return planned end, go_on, function() return best end)
 end
 
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
@@ -311,14 +325,7 @@ function planning.begin(run, cluster, given)
     end
     if not planned and found then answer, found = better_of(answer, found), nil end
   end
-  local function wait()
-    while planned do go_on() end
-    return answer
-  end
-  return wait, function()
-    if planned and planned:done() then go_on() end
-    return not planned
-  end
+  return waits_for(function() return planned end, go_on, function() return answer end)
 end
 
 -- Lines of Lua, each that is not the first indented.

@@ -1,30 +1,48 @@
 --- The ranks of a run as the cluster that the planner plans for: their machines, devices and links, as measured.
 local native = require "het.native"
+local fault = require "het.train.fault"
 local peak = require "het.profile.peak"
+local together = require "het.train.together"
 
 local ranks = {}
 
+-- What a measurement on a separate thread finds, or nil where it fails. One that a loss cut off goes on, and is waited
+-- for here again.
+local function measured(run, name, begin)
+  run.measurements = run.measurements or {}
+  local measuring = run.measurements[name] or begin()
+  run.measurements[name] = measuring
+  while not measuring:done() or fault.is_held "measure" do together.wait(run) end
+  run.measurements[name] = nil
+  local ok, value = pcall(measuring.wait, measuring)
+  return ok and value or nil
+end
+
 -- What this process computes with while no other does: rates of its matrix products in FLOP/s and of memory in bytes/s,
 -- memory in bytes. Nil rates: not measured yet.
-local function figures_of(device_name, measures)
+local function figures_of(run, device_name, measures)
   local device = native.device(device_name)
   local function rate_of(dtype)
     local known = peak.known(device_name, dtype, "product")
     if known or not measures then return known end
-    local ok, flops = pcall(peak.measure, device_name, dtype, "product")
-    return ok and flops or nil
+    local flops = measured(run, dtype, function() return peak.begin_product(device_name, dtype) end)
+    return flops and peak.keep_product(device_name, dtype, flops)
   end
-  return { f32 = rate_of "f32", bf16 = rate_of "bf16", memory = device:available_bytes(),
-    memory_bandwidth = measures and device:bandwidth() or nil }
+  local figures = { f32 = rate_of "f32", bf16 = rate_of "bf16", memory = device:available_bytes() }
+  if measures then
+    figures.memory_bandwidth = measured(run, "bandwidth", function() return device:measuring "bandwidth" end)
+  end
+  return figures
 end
 
---- What a rank reports of itself, before it joins others: a table for native.json_encode. The first process of a
--- machine measures what is not known; with GPUs each process measures the GPU that it uses.
--- @tparam string device_name as --device gives it
-function ranks.describe(device_name)
+--- What this rank reports of itself: a table for native.json_encode. The first process of a machine measures what is
+-- not known, which takes some seconds; with GPUs each process measures the GPU that it uses. In together.in_time the
+-- others wait for it.
+function ranks.describe(run)
+  local device_name = run.device
   local is_gpu = peak.is_gpu(device_name)
   local measures = is_gpu or (os.getenv "LOCAL_RANK" or "0") == "0"
-  local own = figures_of(peak.device_of(device_name), measures)
+  local own = figures_of(run, peak.device_of(device_name), measures)
   own.host, own.zone = native.host(), os.getenv "HETRUN_ZONE" or ""
   own.kind = is_gpu and "cuda" or "cpu"
   own.model = peak.name_of(peak.device_of(device_name))
@@ -191,7 +209,7 @@ end
 
 -- What all ranks reported, and the link between their machines. It is measured again where a machine is new.
 local function look(run)
-  run.description = run.description or ranks.describe(run.device)
+  run.description = together.in_time(run, function() return run.description or ranks.describe(run) end)
   local all, hosts = {}, {}
   for i, words in ipairs(run.cluster:all_gather(native.json_encode(run.description))) do
     all[i] = native.json_decode(words)

@@ -58,20 +58,29 @@ function peak.due(device, dtype, reached)
   return entry.measured < measurements and math.abs(os.time() - entry.at) >= 60 * minutes_apart
 end
 
---- Measure it now; the cache keeps the greatest result. Failing to write the cache is no failure. Returns FLOP/s, and
--- how they were found: "registers, bf16 dot product".
--- @tparam[opt] string what "product": a large matrix product's instead
-function peak.measure(device, dtype, what)
-  local measured = native.device(device)
-  local value, kind
-  if what == "product" then value, kind = measured:product_flops(dtype), "matrix product"
-  else value, kind = measured:peak_flops(dtype) end
+-- The cache keeps the greatest result. Failing to write it is no failure.
+local function keep(device, dtype, what, value, kind)
   local known = read()
   local before = entry_of(known, device, dtype, what) or { flops = 0, measured = 0 }
   if before.flops > value then value, kind = before.flops, before.kind or kind end
   known[key(device, dtype, what)] = { flops = value, kind = kind, measured = before.measured + 1, at = os.time() }
   pcall(native.cache_write, "peak.json", known)
   return value, kind
+end
+
+--- Measure it now. Returns FLOP/s, and how they were found: "registers, bf16 dot product".
+-- @tparam[opt] string what "product": a large matrix product's instead
+function peak.measure(device, dtype, what)
+  local measured = native.device(device)
+  if what == "product" then return keep(device, dtype, what, measured:product_flops(dtype), "matrix product") end
+  return keep(device, dtype, what, measured:peak_flops(dtype))
+end
+
+--- Begin to measure a large matrix product on a separate thread.
+-- @treturn table of the engine: `:done()`, which waits a moment, and `:wait()`, whose result goes to peak.keep_product
+function peak.begin_product(device, dtype) return native.device(device):measuring("product_flops", dtype) end
+function peak.keep_product(device, dtype, flops)
+  return (keep(device, dtype, "product", flops, "matrix product"))
 end
 
 return peak

@@ -193,8 +193,8 @@ function elastic.join(self, joining)
   end
   joining.least, joining.most = bounds_of(self.arguments)
   local a = self.arguments
-  if a.on_change or a.plan and a.plan.automatic then   -- before others wait for it
-    self.description = ranks.describe(self.device)
+  if os.getenv "HETRUN_JOINS" and (a.on_change or a.plan) then   -- before others wait for it
+    self.description = ranks.describe(self)
   end
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)

@@ -15,11 +15,12 @@ local together = require "het.train.together"
 local meeting = {}
 
 -- Has the planner begin, in a separate thread, to look for the plan that a het.plan.auto asks for. Returns a function
--- that waits for what it answers.
+-- that waits for what it answers; in together.by_first_in_time the others wait too.
 local function begin_plan(self, wanted, cluster)
   if wanted.profile then access.check(wanted.profile) end
-  local wait = require("het.plan.command").begin(self, cluster, wanted)
+  local wait, is_done = require("het.plan.command").begin(self, cluster, wanted)
   return function()
+    while not is_done() do together.wait(self) end
     local answer = wait()
     if not answer.feasible then errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  ")) end
     return answer
@@ -174,9 +175,11 @@ function meeting.join(self)
     if self.rank == 0 then begun = begin_plan(self, automatic, cluster) end
   end
   return function()
-    if begun then answer = answer or begun() end
-    local written = answer and require("het.plan.command").to_lua(answer) or ""
-    if shared then written = self.cluster:all_gather(written)[1] end
+    local function find()
+      answer = answer or begun()
+      return require("het.plan.command").to_lua(answer)
+    end
+    local written = shared and together.by_first_in_time(self, find) or find()
     take_plan(self, written, answer)
     meeting.settle_plan(self)
     if shared and not ranks.arrange(self, plan.devices(self.plan)) then

@@ -45,28 +45,40 @@ function together.by_first(run, fn, ...)
   return first.text
 end
 
---- The same, of a first rank that may take long: fn runs in a coroutine, and yields while it waits. Meanwhile all ranks
--- exchange that it does, so that no timeout takes it for lost. All ranks call it.
-function together.by_first_in_time(run, fn)
-  if not run.cluster then return fn() end
-  local coroutine_of_fn, ok, result = nil, true, nil
-  if run.cluster:rank() == 0 then coroutine_of_fn = coroutine.create(fn) end
+-- Calls fn, of ranks that have one, in a coroutine, which yields while it waits. Until all are done the ranks exchange
+-- that they are there, so that no timeout takes one for lost. Returns what calls the rest: fn's result or error.
+local function in_time(run, fn)
+  local routine, ok, result = fn and coroutine.create(fn), true, nil
+  local works = routine ~= nil
   repeat
-    local done = false
-    if coroutine_of_fn then
-      run.waits_in = coroutine_of_fn
-      ok, result = coroutine.resume(coroutine_of_fn)
+    if works then
+      run.waits_in = routine
+      ok, result = coroutine.resume(routine)
       run.waits_in = nil
-      done = coroutine.status(coroutine_of_fn) == "dead"
+      works = coroutine.status(routine) ~= "dead"
     end
-  until run.cluster:all_gather(done and "done" or "")[1] == "done"
-  return together.by_first(run, function()
+  until not run.cluster:any(works)
+  return function()
     if not ok then error(result, 0) end
     return result
-  end)
+  end
 end
 
---- Called by what by_first_in_time runs: let the others know that it still works.
+--- Call fn() on each rank, where some may take longer than the timeout: fn calls together.wait while it waits for
+-- another thread. An error on any rank is raised on all. All ranks call it.
+-- @return what fn returned here
+function together.in_time(run, fn)
+  if not run.cluster then return fn() end
+  return together.call(run, in_time(run, fn))
+end
+
+--- What the first rank's fn() returns, a text, on all ranks, likewise. All ranks call it.
+function together.by_first_in_time(run, fn)
+  if not run.cluster then return fn() end
+  return together.by_first(run, in_time(run, run.cluster:rank() == 0 and fn or nil))
+end
+
+--- Called by what in_time and by_first_in_time run: let the others know that it still works.
 function together.wait(run)
   if run.waits_in and coroutine.running() == run.waits_in then coroutine.yield() end
 end
