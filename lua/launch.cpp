@@ -74,22 +74,15 @@ class Launcher {
     if (!run_folder_)
       fail_environment("cannot make what ranks agree on their run folder in: {}", std::strerror(errno));
     if (options_.secret.empty()) options_.secret = make_secret();
-    if (options_.elastic) memory_ = std::make_unique<MemoryFolder>(process_environment(), options_.secret);
     store_ = options_.join;
-    if (!options_.join.empty()) {
+    if (options_.join.empty())
+      serve();
+    else
       speaker_ = -1;
-      return;
-    }
-    StoreServerOptions server;
-    server.address = "127.0.0.1";
-    if (!options_.listen.empty()) {
-      const Endpoint endpoint = parse_endpoint(options_.listen);
-      server.address = endpoint.host;
-      server.port = endpoint.port;
-    }
-    server.secret = options_.secret;
-    server_ = serve_store(std::move(server));
-    store_ = server_->endpoint();
+    if (!options_.elastic) return;
+    // Runs of one user may share a secret, and no port.
+    const std::string port = options_.etcd ? "" : std::to_string(parse_endpoint(store_).port);
+    memory_ = std::make_unique<MemoryFolder>(process_environment(), options_.secret, port);
   }
 
   int run() {
@@ -126,6 +119,19 @@ class Launcher {
   }
 
  private:
+  void serve() {
+    StoreServerOptions server;
+    server.address = "127.0.0.1";
+    if (!options_.listen.empty()) {
+      const Endpoint endpoint = parse_endpoint(options_.listen);
+      server.address = endpoint.host;
+      server.port = endpoint.port;
+    }
+    server.secret = options_.secret;
+    server_ = serve_store(std::move(server));
+    store_ = server_->endpoint();
+  }
+
   // What a child sees of its environment: the launcher's own, and who it is.
   // `errors`: the descriptor where it says what ends it.
   std::vector<std::string> environment(int rank, int errors) const {

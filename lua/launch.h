@@ -17,6 +17,7 @@ struct LaunchOptions {
   std::string listen;  // "10.0.0.7:7777": where the store is served; empty: for this machine alone
   std::string join;    // such a place: the ranks join the run that is there
   std::string secret;  // of the run; empty: a new one
+  bool etcd = false;   // the ranks meet there, not by the launcher's store
 };
 
 // Runs this program as several ranks. Rank 0 writes to the terminal; what the others say on standard error is

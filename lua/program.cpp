@@ -61,11 +61,11 @@ LaunchOptions launch_options(const Settings& settings, int argc, char** argv) {
   options.join = settings.join;
   // Ranks of other machines know it, too, and the next run of this name.
   const EnvironmentLookup lookup = process_environment();
+  options.etcd = !settings.rendezvous.empty() || lookup("HETRUN_RENDEZVOUS");
   const bool shared = !settings.listen.empty() || !settings.join.empty();
   const bool is_there =
       lookup("HETRUN_SECRET") || lookup("HETRUN_SECRET_FILE") || !settings.secret_file.empty();
-  if (shared ||
-      (settings.elastic && is_there && (!settings.rendezvous.empty() || lookup("HETRUN_RENDEZVOUS")))) {
+  if (shared || (settings.elastic && is_there && options.etcd)) {
     const std::string file =
         settings.secret_file.empty() ? lookup("HETRUN_SECRET_FILE").value_or("") : settings.secret_file;
     options.secret = load_secret(lookup, file);

@@ -26,8 +26,9 @@ bool has_memory_files() {
 
 std::string prefix() { return fmt::format("hetrun-{}-", geteuid()); }
 
-std::string named(const EnvironmentLookup& lookup, std::string_view secret) {
-  const std::string what = "snapshots in the memory of " + host_of_process(lookup);
+std::string named(const EnvironmentLookup& lookup, std::string_view secret, std::string_view store = {}) {
+  const std::string what = fmt::format("snapshots in the memory of {}{}{}", host_of_process(lookup),
+                                       store.empty() ? "" : " by ", store);
   return fmt::format("{}/{}{}", kParent, prefix(), hex_of(hmac_sha256(secret, what)).substr(0, 24));
 }
 
@@ -59,10 +60,10 @@ std::string memory_folder(const EnvironmentLookup& lookup, std::string_view secr
   return has_memory_files() ? named(lookup, secret) : "";
 }
 
-MemoryFolder::MemoryFolder(const EnvironmentLookup& lookup, std::string_view secret) {
+MemoryFolder::MemoryFolder(const EnvironmentLookup& lookup, std::string_view secret, std::string_view store) {
   if (!has_memory_files()) return;
   remove_orphans();
-  path_ = named(lookup, secret);
+  path_ = named(lookup, secret, store);
   if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST)
     fail_environment("cannot make the folder '{}': {}", path_, std::strerror(errno));
   lock_ = Descriptor(open(lock_of(path_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));

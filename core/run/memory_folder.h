@@ -17,9 +17,10 @@ std::string memory_folder(const EnvironmentLookup& lookup, std::string_view secr
 // One process of a host, the launcher, owns the folder.
 class MemoryFolder {
  public:
-  // Makes it, and removes those of launchers that were killed. Throws
+  // Makes it, and removes those of launchers that were killed. `store`: the port of the store by which the
+  // ranks meet, for runs that share a secret; empty: the secret and the host's name are enough. Throws
   // Error(environment).
-  MemoryFolder(const EnvironmentLookup& lookup, std::string_view secret);
+  MemoryFolder(const EnvironmentLookup& lookup, std::string_view secret, std::string_view store);
   ~MemoryFolder();  // removes it, with all that it holds
   MemoryFolder(const MemoryFolder&) = delete;
   MemoryFolder& operator=(const MemoryFolder&) = delete;

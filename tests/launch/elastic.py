@@ -412,6 +412,18 @@ class Elastic(unittest.TestCase):
         values = Path(f'/proc/{rank}/environ').read_bytes().split(b'\0')
         return Path(next(value for value in values if value.startswith(b'HETRUN_MEMORY=')).split(b'=')[1].decode())
 
+    def test_runs_that_share_a_secret_share_no_memory(self):
+        runs = []
+        for _ in range(2):
+            runs.append(self.start_held({6: 0}, f'--listen=127.0.0.1:{free_port()}', workers=2, elastic='1:4'))
+            self.until_step(runs[-1], 5)
+        first, second = [self.memory_of(run) for run in runs]
+        self.assertNotEqual(first, second)
+        self.assertTrue(first.is_dir() and second.is_dir())
+        self.go(6)
+        for run in runs:
+            self.ended(run)
+
     def test_slices_that_only_the_lost_rank_had_come_from_snapshots_in_memory(self):
         right = self.undisturbed()
         # Of the optimizer's state each rank has a part alone; later replicas have all of it.
