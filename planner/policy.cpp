@@ -12,6 +12,7 @@
 #include "planner/autohet/anneal.h"
 #include "planner/autohet/mix.h"
 #include "planner/autohet/parts.h"
+#include "planner/autohet/refine.h"
 #include "planner/autohet/replan.h"
 #include "planner/autohet/search.h"
 #include "planner/baseline/baseline.h"
@@ -27,11 +28,20 @@ struct Policy {
 
 void plan_autohet(Evaluator& evaluator) { search_plans(evaluator, kPublished, "autohet"); }
 
+// What comes after the search: plans near an old one, degrees and shares of single stages, small edits.
+void finish(Evaluator& evaluator, std::string_view policy) {
+  const std::string edited = fmt::format("{}, edited", policy);
+  search_near(evaluator);
+  refine_best(evaluator, edited);
+  const PlanLayout refined = evaluator.best().layout;
+  mix_stages(evaluator, evaluator.request().extensions, policy);
+  if (evaluator.best().layout != refined) refine_best(evaluator, edited);
+}
+
 void plan_search(Evaluator& evaluator) {
   search_plans(evaluator, evaluator.request().extensions, "search");
   anneal_plans(evaluator, evaluator.request().extensions, "search");
-  search_near(evaluator);
-  mix_stages(evaluator, evaluator.request().extensions, "search");
+  finish(evaluator, "search");
 }
 
 // The baselines' plans are candidates like any other, so that auto is never slower than them in the
@@ -44,8 +54,7 @@ void plan_auto(Evaluator& evaluator) {
   const auto parts = search_parts(evaluator);
   anneal_plans(evaluator, evaluator.request().extensions, "auto");
   anneal_parts(evaluator, parts);
-  search_near(evaluator);
-  mix_stages(evaluator, evaluator.request().extensions, "auto");
+  finish(evaluator, "auto");
 }
 
 constexpr Policy kPolicies[] = {

@@ -133,6 +133,18 @@ inline constexpr size_t kManyMoves = 40'000;  // of a layer: beyond, only neighb
 
 }  // namespace replan
 
+namespace edits {
+
+inline constexpr size_t kPairedStages = 8;  // of a pipeline: beyond, a layer moves to a neighbour alone
+
+}  // namespace edits
+
+namespace refine {
+
+inline constexpr double kGain = 0.004;  // as a share, that an edit has to gain
+
+}  // namespace refine
+
 namespace parts {
 
 // A large cluster that is used well loses by every device that is left out, and a search of a part takes as

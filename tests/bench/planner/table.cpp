@@ -11,37 +11,12 @@
 #include "core/base/error.h"
 #include "core/io/json.h"
 #include "planner/policy.h"
+#include "tests/bench/planner/combinations.h"
 
 namespace {
 
 using namespace het;
 using namespace het::planner;
-
-Request request_of(const Json& combination, const std::string& model, int batch) {
-  Request request;
-  char name = 'a';
-  for (const Json& node : *as_array(combination)) {
-    const Json::array_t& field = *as_array(node);
-    request.cluster.nodes.push_back(known_machine(std::string(1, name++), *as_string(field[0]),
-                                                  static_cast<int>(*as_integer(field[1])),
-                                                  static_cast<int>(*as_integer(field[2]))));
-  }
-  add_known_types(request.cluster);
-  request.cluster.between = {20e-6, 50e9};
-  request.model = known_model(model);
-  request.batch = batch;
-  return request;
-}
-
-std::string title_of(const Json& combination) {
-  std::string title;
-  for (const Json& node : *as_array(combination)) {
-    const Json::array_t& field = *as_array(node);
-    title += fmt::format("{}{} {}", title.empty() ? "" : " + ", *as_integer(field[1]) * *as_integer(field[2]),
-                         *as_string(field[0]));
-  }
-  return title;
-}
 
 double seconds_of(const Planned& planned) {
   return planned.feasible ? planned.best.simulation.seconds : std::numeric_limits<double>::infinity();
@@ -54,33 +29,29 @@ double now() {
 int run_table(const Json& file) {
   double best = 0, worst = 1e9, sum = 0, published = 0;
   int count = 0;
-  for (const Json& combination : *as_array(find_member(file, "combinations")))
-    for (const Json& model : *as_array(find_member(file, "models"))) {
-      const std::string& name = *as_string((*as_array(model))[0]);
-      const Request request =
-          request_of(combination, name, static_cast<int>(*as_integer((*as_array(model))[1])));
-      double seconds[4];
-      const char* policies[] = {"megatron", "whale", "autohet", "auto"};
-      double took = 0, bound = 0;
-      for (int i = 0; i < 4; ++i) {
-        const double start = now();
-        const Planned planned = plan_with(request, policies[i]);
-        took = now() - start;
-        bound = planned.lower_bound_seconds;
-        seconds[i] = seconds_of(planned);
-      }
-      const double baseline = std::min(seconds[0], seconds[1]), ratio = baseline / seconds[3];
-      fmt::print("{} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.2f} s\n",
-                 title_of(combination), name, seconds[0], seconds[1], seconds[2], seconds[3], bound, ratio,
-                 took);
-      std::fflush(stdout);
-      if (!std::isfinite(ratio)) continue;
-      best = std::max(best, ratio);
-      worst = std::min(worst, ratio);
-      sum += ratio;
-      published += baseline / seconds[2];
-      ++count;
+  each_combination(file, [&](const Request& request) {
+    double seconds[4];
+    const char* policies[] = {"megatron", "whale", "autohet", "auto"};
+    double took = 0, bound = 0;
+    for (int i = 0; i < 4; ++i) {
+      const double start = now();
+      const Planned planned = plan_with(request, policies[i]);
+      took = now() - start;
+      bound = planned.lower_bound_seconds;
+      seconds[i] = seconds_of(planned);
     }
+    const double baseline = std::min(seconds[0], seconds[1]), ratio = baseline / seconds[3];
+    fmt::print("{} | {} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.3f} | {:.2f} s\n",
+               title_of(request.cluster), request.model.name, seconds[0], seconds[1], seconds[2], seconds[3],
+               bound, ratio, took);
+    std::fflush(stdout);
+    if (!std::isfinite(ratio)) return;
+    best = std::max(best, ratio);
+    worst = std::min(worst, ratio);
+    sum += ratio;
+    published += baseline / seconds[2];
+    ++count;
+  });
   fmt::print(
       "{{\"combinations\": {}, \"best_ratio\": {:.3f}, \"mean_ratio\": {:.3f}, \"worst_ratio\": {:.3f}, "
       "\"autohet_mean_ratio\": {:.3f}}}\n",
@@ -99,25 +70,22 @@ int run_extensions(const Json& file) {
       {"local_search", &Extensions::local_search}};
   double sum[7] = {}, best[7] = {};
   int count[7] = {}, only[7] = {}, lost[7] = {}, feasible = 0, all = 0;
-  for (const Json& combination : *as_array(find_member(file, "combinations")))
-    for (const Json& model : *as_array(find_member(file, "models"))) {
-      Request request = request_of(combination, *as_string((*as_array(model))[0]),
-                                   static_cast<int>(*as_integer((*as_array(model))[1])));
-      const double published = seconds_of(plan_with(request, "autohet"));
-      feasible += std::isfinite(published);
-      ++all;
-      for (int i = 0; i < 7; ++i) {
-        request.extensions = i < 6 ? kPublished : Extensions{};
-        if (i < 6) request.extensions.*each[i].second = true;
-        const double seconds = seconds_of(plan_with(request, "search"));
-        only[i] += std::isfinite(seconds) && !std::isfinite(published);
-        lost[i] += !std::isfinite(seconds) && std::isfinite(published);
-        if (!std::isfinite(seconds) || !std::isfinite(published)) continue;
-        sum[i] += published / seconds;
-        best[i] = std::max(best[i], published / seconds);
-        ++count[i];
-      }
+  each_combination(file, [&](Request request) {
+    const double published = seconds_of(plan_with(request, "autohet"));
+    feasible += std::isfinite(published);
+    ++all;
+    for (int i = 0; i < 7; ++i) {
+      request.extensions = i < 6 ? kPublished : Extensions{};
+      if (i < 6) request.extensions.*each[i].second = true;
+      const double seconds = seconds_of(plan_with(request, "search"));
+      only[i] += std::isfinite(seconds) && !std::isfinite(published);
+      lost[i] += !std::isfinite(seconds) && std::isfinite(published);
+      if (!std::isfinite(seconds) || !std::isfinite(published)) continue;
+      sum[i] += published / seconds;
+      best[i] = std::max(best[i], published / seconds);
+      ++count[i];
     }
+  });
   fmt::print("autohet has a plan for {} of {}\n", feasible, all);
   for (int i = 0; i < 7; ++i)
     fmt::print("{} | mean {:.4f} | best {:.4f} | a plan for {} more, {} fewer\n",
