@@ -63,11 +63,16 @@ class Elastic(unittest.TestCase):
         environment = {'HETRUN_FAULT': ', '.join(faults), **({'HETRUN_HOST': host} if host else {})}
         return self.start(*words, environment=environment, **more)
 
+    def waiting_to_join(self, place, *words, workers=1, **more):
+        """Ranks of another machine, at least one of which waits to join a run: equal sentences are said once."""
+        machine = self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=workers, elastic=None, **more)
+        self.until_said(machine, 'waits to join')
+        return machine
+
     def let_join(self, head, place, step, *words, workers, members, **more):
         """Ranks of another machine, which wait to join a run that is held before a step, and come in when it goes on:
         together, or one after the other, until it has so many members."""
-        machine = self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=workers, elastic=None, **more)
-        self.until_said(machine, 'waits to join', workers)   # a rank measures its machine first
+        machine = self.waiting_to_join(place, *words, workers=workers, **more)
         self.go(step)
         self.until_generation(head, lambda generation: generation['members'] == members)
         return machine
@@ -211,12 +216,16 @@ class Elastic(unittest.TestCase):
         head = self.start_held({10: 0, 30: 0}, '--reversed', f'--listen={place}', workers=3, elastic='2:5',
                                host='machine-a')
         self.until_step(head, 9)
-        machine = self.let_join(head, place, 10, '--reversed', workers=2, members=5, environment={'HETRUN_HOST': 'machine-b'})
+        # Each measures first, which may take longer than the steps until the next one that is held.
+        machines = [self.waiting_to_join(place, '--reversed', environment={'HETRUN_HOST': 'machine-b'}) for _ in range(2)]
+        self.go(10)
+        self.until_generation(head, lambda generation: generation['members'] == 5)
         self.until_step(head, 29)
         os.kill(self.ranks(head)[1], signal.SIGKILL)
         self.go(30)
         _, err = self.ended(head)
-        self.ended(machine)
+        for machine in machines:
+            self.ended(machine)
         self.assertRegex(err, r'(?s)machine_b:1 +cpu\S* +0-0 .*machine_a:0 +cpu\S* +4-5 ')
         self.assert_same_curve(right)
 
