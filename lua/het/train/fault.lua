@@ -1,8 +1,8 @@
---- Faults that tests of recovery inject: HETRUN_FAULT="rank=2 step=3 at=0.4" kills the process that was started as rank
--- 2 before the instruction 0.4 of the way through step 3; "rank=0 phase=save" kills rank 0 when it begins to save;
--- "rank=1 step=20 hold=FILE" holds rank 1 before step 20 until there is that file, "rank=0 phase=plan hold=FILE" keeps
--- the planner of rank 0 at work until then, "phase=measure" its measurements. Several are separated by commas. A process
--- that is started again has none.
+--- Faults that tests of recovery inject: HETRUN_FAULT="rank=2 step=3 at=0.4" kills the process that was started as
+-- rank 2 before the instruction 0.4 of the way through step 3; "rank=0 phase=save" kills rank 0 when it begins to
+-- save; "rank=1 step=20 hold=FILE" holds rank 1 before step 20 until there is that file, "rank=0 phase=plan
+-- hold=FILE" keeps the planner of rank 0 at work until then, "phase=measure" its measurements. Several are separated
+-- by commas. A process that is started again has none.
 local native = require "het.native"
 local errors = require "het.errors"
 
