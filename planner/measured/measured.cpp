@@ -223,10 +223,11 @@ void Prediction::collect(Profiles& profiles) {
       if (times == nullptr) continue;
       if (const auto damaged = times->damaged.find(tensor); damaged != times->damaged.end())
         for (const auto& [microbatch, mistakes] : damaged->second)
-          if (microbatch == file_.microbatch || !times->tables.contains(tensor))
+          if (microbatch == file_.microbatch || !times->tables.contains(tensor)) {
             for (const std::string& mistake : mistakes) problem(mistake);
-          else
+          } else {
             plan_.notes.push_back("skipped: " + mistakes[0]);
+          }
       const auto found = times->tables.find(tensor);
       if (found == times->tables.end()) {
         if (times->damaged.contains(tensor)) continue;
