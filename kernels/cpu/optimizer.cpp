@@ -1,6 +1,12 @@
 // The update phase: each state is read and written once. Sums of squares are taken over blocks of fixed size,
 // so that the norm does not depend on the number of threads.
+//
+// Ranks that hold copies of a parameter update them each for itself, on processors that may differ. So that
+// the copies stay equal, updates give the same bits on every instruction set, and on GPUs: each operation is
+// rounded by itself (this file is compiled without contraction to fused multiply-adds), in the order that
+// kernels/cuda/optimizer.cu has, too.
 #include "kernels/cpu/kernel.h"
+#include "kernels/powers.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
@@ -12,19 +18,27 @@ void require_f32(const KernelRequest& request, const Layout& layout) {
   if (layout.type.dtype != DType::f32) refuse_dtype(request, layout.type.dtype);
 }
 
+// In four times 16 sums, whatever the length of a vector.
 float square_sum(const float* x, int64_t n) {
-  Vector sums[4] = {};
+  constexpr int kSums = 16, kVectors = kSums / kLanes;
+  Vector sums[4][kVectors] = {};
   int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (int k = 0; k < 4; ++k) {
-      const Vector v = load(x + i + k * kLanes);
-      sums[k] += v * v;
-    }
+  for (; i + 4 * kSums <= n; i += 4 * kSums)
+    for (int k = 0; k < 4; ++k)
+      for (int part = 0; part < kVectors; ++part) {
+        const Vector v = load(x + i + k * kSums + part * kLanes);
+        sums[k][part] += v * v;
+      }
   for_lanes(n - i, [&](int64_t j, auto lanes) {
     const Vector v = load(x + i + j, lanes);
-    sums[0] += v * v;
+    sums[0][j % kSums / kLanes] += v * v;
   });
-  return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  float total[kSums];
+  for (int part = 0; part < kVectors; ++part)
+    store(total + part * kLanes, (sums[0][part] + sums[1][part]) + (sums[2][part] + sums[3][part]));
+  for (int half = kSums / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) total[k] += total[k + half];
+  return total[0];
 }
 
 bool is_finite(float x) { return x - x == 0.0f; }
@@ -69,7 +83,7 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
   constexpr int64_t kUpdated = kLightGrain / 2;  // elements of a block
   struct Parameter {
     int64_t first, count;  // of its blocks; elements
-    double decay;
+    float decay;
   };
   std::vector<Parameter> parameters;
   int64_t blocks = 0;
@@ -77,7 +91,7 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
   for (int64_t p = 0; p < number_of; ++p) {
     for (int64_t i = 4 * p; i < 4 * p + 4; ++i) require_f32(request, request.inputs[i]);
     const int64_t n = request.inputs[4 * p].type.elements();
-    parameters.push_back({blocks, n, weight_decay_of(request, static_cast<size_t>(p))});
+    parameters.push_back({blocks, n, static_cast<float>(weight_decay_of(request, static_cast<size_t>(p)))});
     blocks += (n + kUpdated - 1) / kUpdated;
   }
   const double beta1 = number(request, "beta1", 0.9), beta2 = number(request, "beta2", 0.999);
@@ -85,9 +99,10 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request) {
   return make_kernel([=, parameters = std::move(parameters)](const KernelArguments& a) {
     const float coefficient = *a.in<float>(scalars + 2);
     if (!is_finite(coefficient)) return;
-    const double lr = *a.in<float>(scalars), step = static_cast<double>(*a.in<int64_t>(scalars + 1));
-    const float rate = static_cast<float>(lr / (1.0 - __builtin_pow(beta1, step)));
-    const float root = static_cast<float>(1.0 / __builtin_sqrt(1.0 - __builtin_pow(beta2, step)));
+    const double lr = *a.in<float>(scalars);
+    const int64_t step = *a.in<int64_t>(scalars + 1);
+    const float rate = static_cast<float>(lr / (1.0 - kernels::integer_power(beta1, step)));
+    const float root = static_cast<float>(1.0 / __builtin_sqrt(1.0 - kernels::integer_power(beta2, step)));
     const float b1 = static_cast<float>(beta1), a1 = static_cast<float>(1.0 - beta1);
     const float b2 = static_cast<float>(beta2), a2 = static_cast<float>(1.0 - beta2),
                 e = static_cast<float>(eps);

@@ -1,8 +1,10 @@
 // The update phase: each state is read and written once, four floats at a time where addresses allow; AdamW's
 // of all parameters by one launch. Sums of squares are taken over blocks of fixed size, and those sums added
-// in order by one block.
+// in order by one block. Updates are rounded operation by operation, as on processors
+// (kernels/cpu/optimizer.cpp says why): the intrinsics are never contracted to fused multiply-adds.
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/vector.h"
+#include "kernels/powers.h"
 
 namespace het::HET_CUDA {
 namespace {
@@ -120,8 +122,8 @@ std::unique_ptr<Kernel> prepare_global_norm(const KernelRequest& request, const 
 // ---- updates ----
 
 struct Adam {
-  float beta1, beta2, rest1, rest2;  // rest: 1 - beta
-  float log1, log2;                  // log(beta)
+  double beta1, beta2;
+  float decay1, decay2, rest1, rest2;  // decay: beta; rest: 1 - beta
   float eps;
 };
 
@@ -159,11 +161,17 @@ __global__ void __launch_bounds__(kThreads)
   const int n = static_cast<int>(min(own.count - begin, static_cast<int64_t>(kUpdated)));
   float *const param = own.param + begin, *const first = own.m + begin, *const second = own.v + begin;
   const float* const gradient = own.gradient + begin;
-  const float lr = *lr_at, step = static_cast<float>(*step_at), coefficient = *coefficient_at;
+  const float coefficient = *coefficient_at;
   if (!is_finite(coefficient)) return;
-  // 1 - beta^step, exact also where the power is near 1.
-  const float rate = lr / -expm1f(step * s.log1), root = rsqrtf(-expm1f(step * s.log2));
-  const float keep = 1.0f - lr * own.decay;
+  __shared__ float of_step[3];
+  if (threadIdx.x == 0) {
+    const double lr = *lr_at;
+    of_step[0] = static_cast<float>(lr / (__dsub_rn(1.0, kernels::integer_power(s.beta1, *step_at))));
+    of_step[1] = static_cast<float>(1.0 / sqrt(__dsub_rn(1.0, kernels::integer_power(s.beta2, *step_at))));
+    of_step[2] = static_cast<float>(1.0 - lr * own.decay);  // the product is exact
+  }
+  __syncthreads();
+  const float rate = of_step[0], root = of_step[1], keep = of_step[2];
   const auto update = [&](int i, auto size) {
     // All reads are on their way before the first is waited for.
     float p[size()], m[size()], v[size()], g[size()];
@@ -173,10 +181,12 @@ __global__ void __launch_bounds__(kThreads)
     load(g, gradient + i);
 #pragma unroll
     for (int k = 0; k < size(); ++k) {
-      const float scaled = g[k] * coefficient;
-      m[k] = s.beta1 * m[k] + s.rest1 * scaled;
-      v[k] = s.beta2 * v[k] + s.rest2 * (scaled * scaled);
-      p[k] = p[k] * keep - rate * m[k] / (sqrtf(v[k]) * root + s.eps);
+      const float scaled = __fmul_rn(g[k], coefficient);
+      m[k] = __fadd_rn(__fmul_rn(s.decay1, m[k]), __fmul_rn(s.rest1, scaled));
+      v[k] = __fadd_rn(__fmul_rn(s.decay2, v[k]), __fmul_rn(s.rest2, __fmul_rn(scaled, scaled)));
+      const float change =
+          __fdiv_rn(__fmul_rn(rate, m[k]), __fadd_rn(__fmul_rn(__fsqrt_rn(v[k]), root), s.eps));
+      p[k] = __fsub_rn(__fmul_rn(p[k], keep), change);
     }
     store(param + i, p);
     store(first + i, m);
@@ -205,12 +215,12 @@ std::unique_ptr<Kernel> prepare_adamw(const KernelRequest& request, const Contex
   }
   const double beta1 = number(request, "beta1", 0.9), beta2 = number(request, "beta2", 0.999);
   Adam s{};
-  s.beta1 = static_cast<float>(beta1);
-  s.beta2 = static_cast<float>(beta2);
+  s.beta1 = beta1;
+  s.beta2 = beta2;
+  s.decay1 = static_cast<float>(beta1);
+  s.decay2 = static_cast<float>(beta2);
   s.rest1 = static_cast<float>(1.0 - beta1);
   s.rest2 = static_cast<float>(1.0 - beta2);
-  s.log1 = static_cast<float>(std::log(beta1));
-  s.log2 = static_cast<float>(std::log(beta2));
   s.eps = static_cast<float>(number(request, "eps", 1e-8));
   return make_kernel([=, &context](const KernelArguments& a) {
     const size_t scalars = 4 * parameters.size();
@@ -252,12 +262,12 @@ __global__ void __launch_bounds__(kThreads)
     if (!is_finite(coefficient)) return;
 #pragma unroll
     for (int k = 0; k < size(); ++k) {
-      g[k] = g[k] * coefficient + p[k] * s.decay;
+      g[k] = __fadd_rn(__fmul_rn(g[k], coefficient), __fmul_rn(p[k], s.decay));
       if (momentum != nullptr) {
-        m[k] = m[k] * s.momentum + g[k];
-        g[k] = s.nesterov ? g[k] + s.momentum * m[k] : m[k];
+        m[k] = __fadd_rn(__fmul_rn(m[k], s.momentum), g[k]);
+        g[k] = s.nesterov ? __fadd_rn(g[k], __fmul_rn(s.momentum, m[k])) : m[k];
       }
-      p[k] -= lr * g[k];
+      p[k] = __fsub_rn(p[k], __fmul_rn(lr, g[k]));
     }
     store(param + i, p);
     if (momentum != nullptr) store(momentum + i, m);

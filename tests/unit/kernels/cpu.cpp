@@ -332,6 +332,24 @@ TEST_CASE("optimizers equal the reference on every instruction set", "[cpu]") {
   require_reference(update_cases());
 }
 
+// Of copies on unlike processors, which must stay equal.
+TEST_CASE("updates have the same bits on every instruction set", "[cpu]") {
+  std::vector<std::shared_ptr<Device>> devices;
+  for (const std::string& set : cpu_instruction_sets()) devices.push_back(make_cpu_device(set));
+  for (const Case& c : update_cases()) {
+    const auto wanted = run_case(*devices[0], c);
+    for (size_t d = 1; d < devices.size(); ++d) {
+      INFO(cpu_instruction_sets()[d] << " and " << cpu_instruction_sets()[0] << ": " << name_of(c));
+      const auto actual = run_case(*devices[d], c);
+      for (size_t o = 0; o < wanted.size(); ++o) {
+        if (!wanted[o].present()) continue;
+        const auto bytes = extent_of(wanted[o].layout()) * bytes_of(wanted[o].dtype());
+        CHECK(std::memcmp(actual[o].bytes(), wanted[o].bytes(), bytes) == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("attention takes memory by the length of its sequence, a classifier none for all its logits",
           "[cpu]") {
   for (const std::string& set : cpu_instruction_sets()) {
