@@ -221,13 +221,15 @@ void Prediction::collect(Profiles& profiles) {
       const TypeTimes* times = profiles.find(plan_.model, file_.layers(), machine.type, unread);
       for (std::string& sentence : unread) problem(std::move(sentence));
       if (times == nullptr) continue;
-      if (const auto damaged = times->damaged.find(tensor); damaged != times->damaged.end())
-        for (const auto& [microbatch, mistakes] : damaged->second)
+      if (const auto damaged = times->damaged.find(tensor); damaged != times->damaged.end()) {
+        for (const auto& [microbatch, mistakes] : damaged->second) {
           if (microbatch == file_.microbatch || !times->tables.contains(tensor)) {
             for (const std::string& mistake : mistakes) problem(mistake);
           } else {
             plan_.notes.push_back("skipped: " + mistakes[0]);
           }
+        }
+      }
       const auto found = times->tables.find(tensor);
       if (found == times->tables.end()) {
         if (times->damaged.contains(tensor)) continue;
