@@ -166,7 +166,7 @@ function meeting.join(self)
   if self.member then return function() end end   -- each generation has a separate plan
   if self.cluster then together.by_first(self, meeting.check_places, self) end
   if not automatic then
-    meeting.settle_plan(self)
+    together.call(self, meeting.settle_plan, self)
     return function() end
   end
   local shared = not automatic.cluster and self.cluster   -- the first rank plans for all
@@ -181,7 +181,7 @@ function meeting.join(self)
     end
     local written = shared and together.by_first_in_time(self, find) or find()
     take_plan(self, written, answer)
-    meeting.settle_plan(self)
+    together.call(self, meeting.settle_plan, self)
     if shared and not ranks.arrange(self, plan.devices(self.plan)) then
       errors.usage("the plan names other devices than those of the %d ranks", self.ranks)
     end

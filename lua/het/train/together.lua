@@ -16,6 +16,13 @@ local function agreed(texts)
   end
 end
 
+-- Raise an error that all ranks have agreed to raise. A rank that ends looks lost to others that still wait for its
+-- word, so no rank goes on before all have agreed.
+local function raise_on_all(run, problem)
+  pcall(run.cluster.all_gather, run.cluster, "")   -- where it fails, another rank has agreed and ended
+  error(problem, 0)
+end
+
 --- Call fn(...) on each rank; an error on any of them is raised on all. All ranks call it.
 -- @return what fn returned here
 function together.call(run, fn, ...)
@@ -25,7 +32,7 @@ function together.call(run, fn, ...)
   if not ok then own.message, own.kind = errors.describe(result) end
   if own.kind == "peer" or own.kind == "interrupted" then error(result, 0) end
   local kind, message = agreed(run.cluster:all_gather(native.json_encode(own)))
-  if kind then errors.raise(kind, "%s", message) end
+  if kind then raise_on_all(run, errors.new(kind, message)) end
   return result
 end
 
@@ -40,8 +47,7 @@ function together.by_first(run, fn, ...)
     if not ok then own.message, own.kind = errors.describe(result) end
   end
   local first = native.json_decode(run.cluster:all_gather(native.json_encode(own))[1])
-  if not ok then error(result, 0) end
-  if first.kind then errors.raise(first.kind, "%s", first.message) end
+  if first.kind then raise_on_all(run, ok and errors.new(first.kind, first.message) or result) end
   return first.text
 end
 
