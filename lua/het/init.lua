@@ -234,7 +234,7 @@ function het.run_recipe(path, chunk)
     -- What a run had no reason to measure is null: who reads the line finds every key.
     for _, name in ipairs { "validation_loss", "best_validation_loss", "train_loss", "mfu", "tokens_per_s",
       "samples_per_s" } do
-      if results[name] == nil then results[name] = native.null end
+      if not text.finite(results[name]) then results[name] = native.null end
     end
     native.write("stdout", native.json_encode(results) .. "\n")
   end

@@ -6,7 +6,8 @@
 --   name      as recipes write it: "nn.attention"
 --   sentence  what it is, in a sentence
 --   fields    list of { name, type, doc, default =, required =, min =, max =, above =, below =, choices =,
---             fields = (of a record), path = "read" or "write" (it names a file or folder that is),
+--             fields = (of a record), instead = (of a record, as below), path = "read" or "write" (it names a file or
+--             folder that is),
 --             unit = { parse =, such_as =, zero = } (a text that stands for a quantity: how it is read, examples, and
 --             whether it may be 0) }
 --   instead   what to use in place of names that other libraries have for a field, by that name: a few words
@@ -273,7 +274,8 @@ local function check_fields(constructor, owner, prefix, fields, given, list, ins
         report(name, ("%s.%s: %s"):format(owner, name, refused))
       elseif field.fields and is_plain(value) then
         local inner, good, inner_sound =
-          check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value)
+          check_fields(constructor, owner .. "." .. name, prefix .. name .. ".", field.fields, value, nil,
+                       field.instead)
         arguments[name], sound, values_sound = inner, sound and good, values_sound and inner_sound
       else
         arguments[name] = value

@@ -362,6 +362,9 @@ local numbers = {
   { "seed", count_of, "a whole number" },
   { "precision", function(words) return words end, "a precision" },
   { "best", finite, "a number", optional = true }, { "validation", finite, "a number", optional = true },
+  { "lowest", finite, "a number", optional = true }, { "since", count_of, "a whole number", optional = true },
+  { "best_step", count_of, "a whole number", optional = true },
+  { "evaluated", count_of, "a whole number", optional = true },
 }
 
 --- Make what a run saved the initial values of a state; returns the numbers saved with it, or nil without a save.

@@ -10,7 +10,7 @@ local digest = {}
 
 -- Of het.train: places, names and files, which may differ from machine to machine. That there is a folder to save in
 -- is agreed on beside them: all ranks take part in saving.
-local own_affairs = { data = true, metrics = true, save = true, rendezvous = true, name = true }
+local own_affairs = { data = true, metrics = true, save = true, keep_best = true, rendezvous = true, name = true }
 
 -- Of a corpus: where its files are on this machine.
 local places = { path = true, model = true, vocabulary = true }
@@ -94,7 +94,8 @@ end
 -- @tparam table a arguments of het.train
 function digest.of_recipe(a)
   local settings = native.settings or {}
-  local compared = { saves = a.save ~= nil, resumes = a.resume or settings.resume or false,
+  local compared = { saves = a.save ~= nil, keeps_best = a.keep_best ~= nil,
+    resumes = a.resume or settings.resume or false,
     writes = a.sample ~= nil and not settings.quiet,
     traces = (settings.trace or "") ~= "", arguments = {}, options = {} }
   local own = {}

@@ -3,6 +3,7 @@
 local native = require "het.native"
 local chaos = require "het.train.chaos"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
 local policy = require "het.policy"
@@ -10,7 +11,6 @@ local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
-local text = require "het.text"
 
 local elastic = {}
 
@@ -50,7 +50,7 @@ local function exchange(self)
   if self.has_state then
     own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
       followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
-      best = text.finite(self.best), validation = text.finite(self.validation), reached = self.reached,
+      evaluations = evaluation.numbers(self), reached = self.reached,
       offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
       ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
   end
@@ -80,7 +80,7 @@ end
 -- What a rank that joins takes over from one that has trained.
 local function take_over(self, known)
   self.begun, self.step, self.cursor, self.has_state = known.begun, 0, known.offset, true
-  self.best, self.validation, self.ledger = known.best, known.validation, known.ledger
+  self.ledger = known.ledger
   saving.learn_saves(self, known.wrote)
 end
 
@@ -131,12 +131,13 @@ local function begin_session(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
-  local faults = 0
+  local faults, evaluations = 0, {}
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
     reached = math.max(reached, holder.has.step, holder.has.reached or 0)
     faults = math.max(faults, holder.has.faults or 0)
+    evaluations[#evaluations + 1] = holder.has.evaluations
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
   self.ask_again = nil   -- which a rank that joins does not know
@@ -145,6 +146,7 @@ local function begin_session(self)
   if not holds then forget(self) end
   if known then
     if not holds then take_over(self, known) end
+    evaluation.take_over(self, evaluations)
     self.called, self.followed, self.phases_done, self.interrupted = called, followed, phases, interrupted
   else
     resume_own_save(self)

@@ -48,7 +48,8 @@ define.object {
   sentence = "What het.train returns: a model that can be trained, saved and asked for text.",
   members = {
     { "start", "run:start()", "Train. Returns the run's numbers as a table: steps, train_loss, validation_loss, "
-      .. "best_validation_loss, seconds, tokens_per_s, samples_per_s, mfu, peak_memory_bytes, sample, interrupted.",
+      .. "best_validation_loss, best_validation_step, stopped_early, seconds, tokens_per_s, samples_per_s, mfu, "
+      .. "peak_memory_bytes, sample, interrupted.",
       example = "print(run:start().validation_loss)" },
     { "generate", "run:generate { ... }", "A prompt and the text that follows it, by the weights as they are now. A "
       .. "second argument is a function that gets pieces of what follows as they come.",
@@ -116,10 +117,31 @@ define.object {
 -- A graph prints, and that is all: its builder could make a program of it that no check foresaw.
 handle.class({ kind = "graph" }, "graph")
 
+-- Names that other libraries have for fields of `evaluate`.
+local evaluate_instead = { min_delta = "`min_change`", threshold = "`min_change`", steps = "`every`",
+  early_stopping_patience = "`patience`" }
+
 -- Of a step: sizes that are computed from it have to stay countable.
 local most_tokens = 2 ^ 40
 
+-- What depends on evaluations needs some.
+local function check_evaluate(a, report)
+  local evaluate = a.evaluate
+  if evaluate.min_change and not evaluate.patience then
+    report("evaluate.min_change", "train.evaluate.min_change needs 'patience': with how many evaluations without a "
+      .. "lower loss the run ends")
+  end
+  local name = evaluate.patience and "evaluate.patience" or a.keep_best and "keep_best"
+  if name and evaluate.every == 0 then
+    report(name, ("train.%s needs evaluations, and with evaluate.every = 0 there is none"):format(name))
+  elseif name and not a.data:has_holdout() then
+    report(name, ("train.%s needs evaluations, and this data holds nothing out for them; with holdout = 0.1 it does")
+      :format(name))
+  end
+end
+
 local function check(a, report)
+  check_evaluate(a, report)
   if a.batch % (a.microbatch or a.batch) ~= 0 then
     report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
       a.microbatch, a.batch, suggest.divisors(a.batch, a.microbatch)))
@@ -163,10 +185,14 @@ local function check(a, report)
     report("optimizer", ("optim.%s.rounding = \"stochastic\" is of the bf16 copy of the weights, and with precision = "
       .. "f32 there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name))
   end
+  if a.keep_best and a.keep_best == a.save then
+    report("keep_best", ("train.keep_best and train.save are both %s; another folder, such as %s/best, works"):format(
+      text.value(a.save), a.save))
+  end
   if a.resume and a.overwrite then
     report("overwrite", "resume = true goes on with a saved model, overwrite = true replaces it; take one")
   end
-  for _, name in ipairs { "save", "from", "metrics" } do
+  for _, name in ipairs { "save", "keep_best", "from", "metrics" } do
     if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end
   end
   if a.snapshot and a.snapshot.store and not a.snapshot.folder then
@@ -190,7 +216,9 @@ return define.constructor {
   instead = { epochs = "`steps`", num_epochs = "`steps`", max_steps = "`steps`", iterations = "`steps`",
     batch_size = "`batch`", lr = "`optimizer = optim.adamw { lr = ... }`", learning_rate =
     "`optimizer = optim.adamw { lr = ... }`", dataset = "`data`", dtype = "`precision`", output_dir = "`save`",
-    checkpoint = "`save` or `from`" },
+    checkpoint = "`save` or `from`", patience = "`evaluate = { patience = ... }`",
+    save_best = "`keep_best`", load_best_model_at_end = "`keep_best` and run:restore in `after`",
+    early_stopping = "`evaluate = { patience = ... }`" },
   example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"
     .. "                   optimizer = optim.adamw { lr = 1e-3 } }",
   fields = {
@@ -207,15 +235,21 @@ return define.constructor {
     { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
     { "loss", "function", "function(output, labels, scale): the summed loss times scale, which is 1 / (labels of the "
       .. "batch that count) (default: cross-entropy, or squared error for labels with fractions)" },
-    { "evaluate", "record", "on the held-out part", default = {}, fields = {
+    { "evaluate", "record", "on the held-out part", default = {}, instead = evaluate_instead, fields = {
       { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },
+      { "patience", "integer", "the run ends early when so many evaluations in a row have found no lower loss "
+        .. "(default: it does all steps)", min = 1 },
+      { "min_change", "number", "with patience: by how much a loss has to be lower to count as lower (default: 0)",
+        min = 0 },
     } },
     { "sample", "record", "text to write at the end", fields = generate.fields },
     { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
     { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
       .. "the host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
       default = 0, min = 0 },
+    { "keep_best", "string", "folder for the model as it was in the evaluation with the lowest loss, with its "
+      .. "vocabulary and training state; written beside the steps", path = "write" },
     { "snapshot", "record", "of the state, beside the steps; with --elastic also in memory, unasked", fields = {
       { "folder", "string", "where each rank writes its part to disk, a shared folder or one of its machine",
         path = "write" },

@@ -6,6 +6,7 @@ local control = require "het.train.control"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local fault = require "het.train.fault"
 local files = require "het.model.folder"
 local generate = require "het.model.generate"
@@ -98,10 +99,14 @@ local function count(self, reporter, results)
     seconds = native.clock() - reporter.started, tokens_per_s = tokens,
     samples_per_s = steps_per_s and steps_per_s * self.arguments.batch, mfu = tokens and reporter:mfu(tokens),
     peak_memory_bytes = self:peak_memory(), parameters = self.parameters, precision = self.arguments.precision,
-    interrupted = self.interrupted or false,
+    interrupted = self.interrupted or false, best_validation_step = self.best_step,
+    stopped_early = self.step < self.arguments.steps and evaluation.is_over(self),
   }
   for name, number in pairs(numbers) do results[name] = number end
 end
+
+-- The step that this run began after: of a rank that joined it, that of the ranks that had begun it.
+local function begun(self) return self.member and self.begun or self.first_step end
 
 local function introduce(self, reporter)
   local a = self.arguments
@@ -127,6 +132,9 @@ local function introduce(self, reporter)
   end
   if self.step >= a.steps then
     reporter:say(("already trained for all %d steps; raise `steps` to continue"):format(a.steps))
+  elseif evaluation.is_over(self) then
+    reporter:say(("already stopped early after step %d: %s; raise `evaluate.patience` to continue"):format(self.step,
+      evaluation.why_over(self)))
   elseif self.step > 0 then
     reporter:say(("going on after step %d"):format(self.step))
   elseif self.resume then
@@ -171,14 +179,15 @@ local function follow(self, reporter, step)
   if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
     local loss = self:evaluate()
     if not loss then return true end
-    if (self.evaluated or 0) < step.step then reporter:evaluated(step.step, loss) end
-    self.evaluated = step.step
-    self.validation, self.best = loss, math.min(self.best or math.huge, loss)
+    local is_new = self.evaluated < step.step
+    loss = evaluation.count(self, step.step, loss)
+    if is_new then reporter:evaluated(step.step, loss, self.best, self.since, a.evaluate.patience) end
   end
+  if a.keep_best and self.best_step == step.step then saving.beside_steps(self, "keep_best") end
+  local is_last = step.step == a.steps or evaluation.is_over(self)
   saving.go_on(self)
   local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
-  -- The last step is saved when all is done.
-  if due and step.step < a.steps then saving.beside_steps(self) end
+  if due and not is_last then saving.beside_steps(self, "save") end   -- the last step is saved when all is done
   snapshots.after_step(self)
   self.followed = step.step
 end
@@ -189,9 +198,13 @@ local function take_steps(self, reporter)
   local a = self.arguments
   -- It came before the first step, or a rank was lost while the others learnt of it.
   if self:asked_to_stop(self.interrupted or self.stopped) then return true end
-  if self.follow_again and follow(self, reporter, self.last_step) then return true end
+  if self.follow_again then
+    if follow(self, reporter, self.last_step) then return true end
+  elseif self.member and a.keep_best and self.best_step == self.step then
+    saving.beside_steps(self, "keep_best")   -- a rank that was lost may not have written it
+  end
   self.follow_again = false
-  while self.step < a.steps do
+  while self.step < a.steps and not evaluation.is_over(self) do
     if chaos.brings_back(self) then return elastic.change end
     local step = self:train_step()
     if step then elastic.step_done(self, reporter) end
@@ -201,6 +214,7 @@ local function take_steps(self, reporter)
       return true
     end
     if follow(self, reporter, step) then return true end
+    if evaluation.is_over(self) then break end
     local upon_notice = self.member and elastic.leaving(self)
     if upon_notice == "stop" then return true end
     if upon_notice == "leave" then elastic.let_leave(self) end
@@ -219,6 +233,9 @@ local function train(self, reporter)
   self.interrupted = interrupted or answer or false
   if self.interrupted then native.interrupted() end   -- this one is heeded
   reporter:finish()
+  if self.step < self.arguments.steps and self.step > begun(self) and evaluation.is_over(self) then
+    reporter:say(("stopped early after step %d: %s"):format(self.step, evaluation.why_over(self)))
+  end
 end
 
 -- Measure the peak that the reporter's utilisation is a share of. Returns the seconds it took, which are no part of the
@@ -230,17 +247,15 @@ local function measure_peak(reporter, device, dtype)
   return native.clock() - before
 end
 
--- The step that this run began after: of a rank that joined it, that of the ranks that had begun it.
-local function begun(self) return self.member and self.begun or self.first_step end
-
 local function save_at_end(self, reporter)
+  saving.go_on(self, true)
+  saving.say_best(self, reporter)
   if not self.arguments.save or self.step == begun(self) then
     if self.interrupted then
       reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))
     end
     return
   end
-  saving.go_on(self, true)
   local folder, kept = saving.folder_of_end(self, self.interrupted)
   if self.cluster then folder = self.cluster:all_gather(folder)[1] end
   saving.now(self, folder)
@@ -298,7 +313,7 @@ local function new_reporter(self)
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
     flops_per_token = flops_of(self),
-    metrics = a.metrics or (not a.alone and settings.metrics ~= "" and settings.metrics) or nil, best = self.best,
+    metrics = a.metrics or (not a.alone and settings.metrics ~= "" and settings.metrics) or nil,
     every = math.max(1, math.floor(a.steps / 20)),
   }
   if settings.trace ~= "" and not a.alone then

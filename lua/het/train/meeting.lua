@@ -62,35 +62,44 @@ local function rendezvous_of(a)
     .. "--rendezvous=%s", wish, wish)
 end
 
+-- A folder that the run saves in, named by a field of het.train.
+local function check_folder(self, field)
+  local a, folder = self.arguments, self.arguments[field]
+  if native.path_kind(folder) == "file" then
+    errors.usage("cannot save in %s: it is a file; %s = names a folder", folder, field)
+  end
+  access.check(folder, true)
+  native.try_folder(folder)
+  local problem = files.problem(folder, a.model)
+  if problem then errors.usage("%s", problem) end
+  local there = files.held(folder)
+  if there and there.foreign and self.overwrite then
+    errors.usage("%s holds %s, which a save would leave beside the files it writes; another folder for `%s` works",
+      folder, there.foreign, field)
+  elseif there and there.model and not there.training and self.resume then
+    errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
+      .. "weights", folder, folder)
+  end
+  local held = not self.resume and not self.overwrite and there and saving.is_of_others(self, folder, there) and there
+  if held and a.overwrite then
+    errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `%s` keeps "
+      .. "both", folder, files.describe_held(held), field)
+  elseif held then
+    errors.usage("%s holds %s; %s, --overwrite replaces it, another folder for `%s` keeps both", folder,
+      files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
+        or ("from = %q begins with its weights"):format(folder), field)
+  end
+end
+
 -- What will be written, looked at before anything is computed: by the rank that writes it.
 function meeting.check_places(self)
   local a, settings = self.arguments, native.settings or {}
-  if a.save then
-    if native.path_kind(a.save) == "file" then
-      errors.usage("cannot save in %s: it is a file; save = names a folder", a.save)
-    end
-    access.check(a.save, true)
-    native.try_folder(a.save)
-    local problem = files.problem(a.save, a.model)
-    if problem then errors.usage("%s", problem) end
-    local there = files.held(a.save)
-    if there and there.foreign and self.overwrite then
-      errors.usage("%s holds %s, which a save would leave beside the files it writes; another folder for `save` works",
-        a.save, there.foreign)
-    elseif there and there.model and not there.training and self.resume then
-      errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
-        .. "weights", a.save, a.save)
-    end
-    local held = not self.resume and not self.overwrite and there and saving.is_of_others(self, a.save, there) and there
-    if held and a.overwrite then
-      errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `save` "
-        .. "keeps both", a.save, files.describe_held(held))
-    elseif held then
-      errors.usage("%s holds %s; %s, --overwrite replaces it, another folder for `save` keeps both",
-        a.save, files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
-        or ("from = %q begins with its weights"):format(a.save))
-    end
-  elseif self.resume and not (a.snapshot and a.snapshot.folder) then
+  if a.save then check_folder(self, "save") end
+  if a.keep_best then check_folder(self, "keep_best") end
+  if a.save and a.keep_best and native.resolve(a.save) == native.resolve(a.keep_best) then
+    errors.usage("`save` and `keep_best` are the same folder, %s; another one keeps both", a.save)
+  end
+  if not a.save and self.resume and not (a.snapshot and a.snapshot.folder) then
     errors.usage("--resume needs the folder to go on from: this run has no `save` and no `snapshot.folder`")
   end
   if a.snapshot and a.snapshot.folder then

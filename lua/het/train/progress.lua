@@ -183,14 +183,22 @@ function Progress:step(step, snapshot)
 end
 
 --- After an evaluation.
-function Progress:evaluated(step, loss)
+-- @tparam ?number best the lowest loss of an evaluation, nil without one that is finite
+-- @int since how many evaluations came after the last lower loss
+-- @tparam ?number patience with how many of these the run ends
+function Progress:evaluated(step, loss, best, since, patience)
   self.validation = loss
-  self.best = math.min(self.best or math.huge, loss)
-  local entry = { step = step, validation_loss = loss, best_validation_loss = self.best }
+  local entry = { step = step, validation_loss = loss, best_validation_loss = best }
   if self.last then table.insert(self.last, entry) end
   self:record(entry)
+  local more = {}
+  if best and best ~= loss then more[1] = ("best %.4f"):format(best) end
+  if patience and since > 0 then
+    more[#more + 1] = ("%d of %d %s without a lower loss"):format(since, patience,
+      patience == 1 and "evaluation" or "evaluations")
+  end
   self:say(("step %d/%d  validation loss %.4f%s"):format(step, self.steps, loss,
-    self.best == loss and "" or (" (best %.4f)"):format(self.best)))
+    #more > 0 and (" (%s)"):format(table.concat(more, "; ")) or ""))
 end
 
 --- Leave the terminal's line.

@@ -5,6 +5,7 @@ local native = require "het.native"
 local access = require "het.sandbox.access"
 local define = require "het.language.define"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
 local snapshots = require "het.train.snapshots"
@@ -68,8 +69,8 @@ local function open_snapshot(place, step, needs_training)
     what = ("the snapshot of step %d in %s"):format(opened.step, place) }
   for _, tensor in ipairs(opened:tensors()) do source.tensors[tensor.name] = tensor end
   local about = opened.about
-  source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, best = about.best,
-    validation = about.validation, precision = about.precision }
+  source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, precision = about.precision }
+  for name, number in pairs(evaluation.numbers(about)) do source.training[name] = number end
   if needs_training and not opened.whole then
     local missing = opened:missing()
     errors.usage("run:restore: %s is not whole: no file has %s %s", source.what, missing[1].name, missing[1].slice)
@@ -152,10 +153,11 @@ end
 
 -- The run goes on after the step of what was restored.
 local function go_on_after(run, about)
-  run.step, run.best, run.validation = about.step, about.best, about.validation
+  run.step = about.step
+  evaluation.restore(run, about)
   run.cursor = about.cursor or about.step * run.arguments.batch
   ledger.restore(run.ledger, run.step, run.cursor)
-  run.called, run.followed, run.reported, run.evaluated = run.step, run.step, run.step, run.step
+  run.called, run.followed, run.reported = run.step, run.step, run.step
   run.session.sampler:seek(run.cursor)
 end
 

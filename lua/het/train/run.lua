@@ -5,6 +5,7 @@ local access = require "het.sandbox.access"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
@@ -81,7 +82,7 @@ local function build(self)
   -- What the command line says counts; a stranger's recipe replaces models that the person lets it replace.
   self.resume = settings.resume or a.resume and not settings.overwrite
   self.overwrite = settings.overwrite or a.overwrite and not settings.resume and not native.confined()
-  self.wrote = {}   -- het.train.saving
+  saving.begin(self)
   local finish_planning = meeting.join(self)
   self.own_device = device_of(self)
   self.state = native.state(self.own_device, a.seed)
@@ -92,9 +93,11 @@ local function build(self)
     self.state:clear()
     local about = restore(self)
     if about then saving.mark_own(self, a.save) end
+    if self.resume and a.keep_best then saving.mark_own(self, a.keep_best) end
     about = about or {}
     snapshots.begin_state(self)
-    self.step, self.best, self.validation = about.step or 0, about.best, about.validation
+    self.step = about.step or 0
+    evaluation.restore(self, about)
     self.begun = self.step      -- from there on steps are this run's
     self.called, self.followed = self.step, self.step   -- the last steps whose on_step, and all that follows, has been
     self.phases_done = 0        -- of het.train.loop

@@ -2,14 +2,23 @@
 -- said so; a run that is interrupted or fails replaces no model that has had more steps.
 --
 -- A run has `wrote`, by real path the folders that hold its own saves: true for one that this rank wrote or read, the
--- steps of the saves for one that another rank wrote (it may be on another machine); `save_folder`, where it saves when
--- `save` holds another's model; `saved_step`, of the last save; and `saving`, what runs beside its steps: { copy =,
--- about =, folder = } while the state is copied, then { written = }.
+-- steps of the saves for one that another rank wrote (it may be on another machine); by the field that names a folder,
+-- "save" or "keep_best": `save_folders`, where it saves when that folder holds another's model; `saved_steps`, of the
+-- last save; and `saving`, what runs beside its steps: { copy =, about =, folder = } while the state is copied, then
+-- { written = }. Saves in one folder wait for each other, and for no other.
 local native = require "het.native"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 
 local saving = {}
+
+local fields = { "save", "keep_best" }
+
+--- A run has saved nothing yet.
+function saving.begin(run)
+  run.wrote, run.save_folders, run.saved_steps, run.saving, run.copied = {}, {}, {}, {}, {}
+end
 
 -- The real path of a folder: however it is written, it is the same one.
 local function real(folder) return native.resolve(folder) end
@@ -29,9 +38,8 @@ function saving.steps_of_saves(run)
   for folder, known in pairs(run.wrote) do
     if known == true then   -- it read the one that the run began with, or writes this one
       known = { run.begun }
-      for _, step in pairs { run.saved_step, run.saving and run.saving.about and run.saving.about.step } do
-        known[#known + 1] = step
-      end
+      for _, step in pairs(run.saved_steps) do known[#known + 1] = step end
+      for _, under_way in pairs(run.saving) do known[#known + 1] = under_way.about and under_way.about.step end
     end
     list[#list + 1] = { folder = folder, steps = known }
   end
@@ -68,51 +76,62 @@ end
 
 -- What is saved beside the state of this step.
 local function about_of(run)
-  local a = run.arguments
-  return { step = run.step, cursor = run.cursor, seed = a.seed, precision = a.precision, best = run.best,
-    validation = run.validation }
+  local a, about = run.arguments, evaluation.numbers(run)
+  about.step, about.cursor, about.seed, about.precision = run.step, run.cursor, a.seed, a.precision
+  return about
 end
 
-local function begin_writing(run, folder, state, about)
+local function begin_writing(run, field, folder, state, about)
   saving.mark_own(run, folder)   -- this rank writes it
-  run.saved_step = about.step
+  run.saved_steps[field] = about.step
   return files.begin_save(folder, run.arguments.model, state, about, run.arguments.data:vocabulary())
 end
 
---- Go on with the save that runs beside the steps: write what has been copied. `wait`: until it is on the disk.
-function saving.go_on(run, wait)
-  local under_way = run.saving
+-- Go on with the save of a field.
+local function go_on_with(run, field, wait)
+  local under_way = run.saving[field]
   if not under_way then return end
   if under_way.copy and (wait or under_way.copy:done()) then
-    run.saving = nil   -- until it is being written
-    under_way = { written = begin_writing(run, under_way.folder, under_way.copy, under_way.about) }
-    run.saving = under_way
+    run.saving[field] = nil   -- until it is being written
+    under_way = { written = begin_writing(run, field, under_way.folder, under_way.copy, under_way.about) }
+    run.saving[field] = under_way
   end
   if under_way.written and (wait or under_way.written:done()) then
-    run.saving = nil
+    run.saving[field] = nil
     under_way.written:wait()
   end
 end
 
---- Give up the save that runs beside the steps: what is being written is waited for, a copy is not written.
-function saving.drop(run)
-  local under_way = run.saving
-  run.saving = nil
+--- Go on with the saves that run beside the steps: write what has been copied. `wait`: until it is on the disk.
+function saving.go_on(run, wait)
+  for _, field in ipairs(fields) do go_on_with(run, field, wait) end
+end
+
+local function drop(run, field)
+  local under_way = run.saving[field]
+  run.saving[field] = nil
   if under_way and under_way.written then pcall(under_way.written.wait, under_way.written) end
 end
 
---- Finish the save that runs beside the steps of a run that fails: unless the others have ended the run without this
+--- Give up the saves that run beside the steps: what is being written is waited for, a copy is not written.
+function saving.drop(run)
+  for _, field in ipairs(fields) do drop(run, field) end
+end
+
+--- Finish the saves that run beside the steps of a run that fails: unless the others have ended the run without this
 -- rank, or have saved a later step there. Returns what went wrong, else nil.
 function saving.finish_failed(run, problem)
-  local under_way = run.saving
-  if not under_way then return nil end
-  if under_way.copy then
-    local held = files.held(under_way.folder)
+  local wrong
+  for _, field in ipairs(fields) do
+    local under_way = run.saving[field]
+    local held = under_way and under_way.copy and files.held(under_way.folder)
     local is_late = held and (held.steps or 0) > under_way.about.step
-    if is_late or select(2, errors.describe(problem)) == "ended" then return saving.drop(run) end
+    local has_ended = select(2, errors.describe(problem)) == "ended"
+    if under_way and under_way.copy and (is_late or has_ended) then drop(run, field) end
+    local saved, why = pcall(go_on_with, run, field, true)
+    wrong = wrong or not saved and errors.describe(why) or nil
   end
-  local saved, why = pcall(saving.go_on, run, true)
-  return not saved and errors.describe(why) or nil
+  return wrong
 end
 
 --- Save at once, in a folder that the caller has checked: what it holds is replaced. All ranks call it.
@@ -120,7 +139,7 @@ function saving.now(run, folder)
   mark_save(run, folder)   -- every rank: any of them may write the next one
   saving.go_on(run, true)
   local state = run:gather()
-  if state then begin_writing(run, folder, state, about_of(run)):wait() end
+  if state then begin_writing(run, "save", folder, state, about_of(run)):wait() end
 end
 
 --- Where the state is saved when the run has ended: in `save`, unless the model there is not to be replaced. A run that
@@ -150,7 +169,7 @@ end
 function saving.keep_failed(run, reporter, problem)
   local a = run.arguments
   local between = select(2, errors.describe(problem)) == "usage" and not run.cluster
-  if not between or not a.save or run.step == (run.saved_step or run.first_step) then return end
+  if not between or not a.save or run.step == (run.saved_steps.save or run.first_step) then return end
   local kept = files.held(a.save)
   local folder = kept and files.folder_beside(a.save, run.step) or a.save
   local saved, why = pcall(saving.now, run, folder)
@@ -183,43 +202,57 @@ function saving.check(run, folder, overwrite, merged)
 end
 
 -- A copy of the state, or nil where the host has no room for it.
-local function copy_of(run)
-  if not run.copied and run.state:bytes() > native.device("cpu"):available_bytes() then return nil end
+local function copy_of(run, field)
+  for _, other in pairs(run.saving) do
+    if other.copy and other.about.step == run.step then return other.copy end
+  end
+  if not run.copied[field] and run.state:bytes() > native.device("cpu"):available_bytes() then return nil end
   local ok, copy = pcall(run.state.copy, run.state)
   if not ok and select(2, errors.describe(copy)) ~= "environment" then error(copy, 0) end
-  run.copied = ok
+  run.copied[field] = ok
   return ok and copy or nil
 end
 
--- Where the saves beside the steps go: in `save`; beside it where this rank, which writes since others were lost, finds
--- a model there that is not the run's.
-local function folder_of_steps(run)
-  local folder = run.arguments.save
+-- Where the saves beside the steps go: in the folder that the field names; beside it where this rank, which writes
+-- since others were lost, finds a model there that is not the run's.
+local function folder_of_steps(run, field)
+  local folder = run.arguments[field]
   local held = run.rank == 0 and not run.overwrite and saving.held_by_others(run, folder)
   if not held then return folder end
-  if not run.save_folder then
-    run.save_folder = files.folder_beside(folder, run.step)
+  if not run.save_folders[field] then
+    run.save_folders[field] = files.folder_beside(folder, run.step)
     native.write("stderr", ("%s holds %s that this run has not written: it is saved in %s\n"):format(folder,
-      files.describe_held(held), run.save_folder))
+      files.describe_held(held), run.save_folders[field]))
   end
-  return run.save_folder
+  return run.save_folders[field]
 end
 
 --- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
-function saving.beside_steps(run)
-  local folder = folder_of_steps(run)
+-- @string field of het.train that names the folder: "save" or "keep_best"
+function saving.beside_steps(run, field)
+  local folder = folder_of_steps(run, field)
   mark_save(run, folder)   -- every rank: any of them may write the next one
-  saving.go_on(run, true)
+  go_on_with(run, field, true)
   collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
   local state = run:gather()
   if not state then return end
-  local copy = state == run.state and copy_of(run)
+  local copy = state == run.state and copy_of(run, field)
   if copy then
-    run.saving = { copy = copy, about = about_of(run), folder = folder }
-    saving.go_on(run)
+    run.saving[field] = { copy = copy, about = about_of(run), folder = folder }
+    go_on_with(run, field)
   else
-    local written = begin_writing(run, folder, state, about_of(run))
-    if state == run.state then written:wait() else run.saving = { written = written } end
+    local written = begin_writing(run, field, folder, state, about_of(run))
+    if state == run.state then written:wait() else run.saving[field] = { written = written } end
+  end
+end
+
+--- Print where the parameters of the lowest loss are kept, where they are.
+function saving.say_best(run, reporter)
+  local folder = run.save_folders.keep_best or run.arguments.keep_best
+  local held = folder and run.rank == 0 and run.best_step and files.held(folder)
+  if held and held.steps == run.best_step then
+    reporter:say(("the parameters of step %d, with the lowest validation loss (%.4f), are in %s"):format(run.best_step,
+      run.best, folder))
   end
 end
 

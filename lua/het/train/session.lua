@@ -4,6 +4,7 @@ local native = require "het.native"
 local chaos = require "het.train.chaos"
 local define = require "het.language.define"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
@@ -68,9 +69,9 @@ local function begin_after(run, restored)
     errors.usage("the snapshots are of a run with seed = %s and precision = %s, this run has seed = %s and precision = "
       .. "%s; go on with the same", about.seed, about.precision, a.seed, a.precision)
   end
-  run.best, run.validation = about.best, about.validation
   run.begun, run.called, run.followed = restored.step, restored.step, restored.step
   run.cursor, run.step = about.cursor, restored.step
+  evaluation.restore(run, about)
   run.ledger = ledger.new(run.step, run.cursor)
 end
 
@@ -147,8 +148,8 @@ function session.new(run, before)
   sampled.split, sampled.start = "train", run.cursor
   self.sampler = a.data:sampler(sampled)
   if a.evaluate.every > 0 and a.data:has_holdout() then
-    local evaluation = graphs.evaluation(spec)
-    self.evaluator = executor_of(self, program_of(self, evaluation), evaluation)
+    local made = graphs.evaluation(spec)
+    self.evaluator = executor_of(self, program_of(self, made), made)
     sampled.split, sampled.start = "holdout", 0
     self.holdout = a.data:sampler(sampled)
   end

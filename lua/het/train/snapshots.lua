@@ -11,6 +11,7 @@
 -- `pace` of those in memory, nil where the recipe says how often; `memory_due`: the step after which the next is taken.
 local native = require "het.native"
 local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local pace = require "het.train.pace"
 local text = require "het.text"
@@ -132,8 +133,9 @@ end
 -- What is saved beside the tensors.
 local function about_of(run)
   run.config = run.config or files.config(run.arguments.model)
-  return native.json_encode { step = run.step, precision = run.arguments.precision, best = run.best,
-    validation = run.validation, begun = run.begun, config = run.config }
+  local about = evaluation.numbers(run)
+  about.step, about.precision, about.begun, about.config = run.step, run.arguments.precision, run.begun, run.config
+  return native.json_encode(about)
 end
 
 local function take(run, in_memory, on_disk)
@@ -303,7 +305,7 @@ function snapshots.finish(run)
 end
 
 --- The state has been restored from snapshots: says from which, and what goes with it.
--- @treturn table what was kept beside the tensors: `cursor`, `seed`, `best`, `validation`, `begun`
+-- @treturn table what was kept beside the tensors: `cursor`, `seed`, `begun`, and what evaluation.numbers gave
 function snapshots.restored(run, restored)
   for _, sentence in ipairs(restored.damaged) do warn("%s", sentence) end
   snapshots.say_warnings(run)

@@ -1,0 +1,33 @@
+-- A run whose loss falls until a step, and then stays or rises: rows of numbers by SGD.
+local het = require "het"
+local opt = het.options {
+  steps = { 40, "steps" }, falls = { 40, "the loss falls until this step" }, rate = { 1e-30, "after that" },
+  patience = { 0, "evaluations, 0: none" }, change = { -1.5, "min_change, below 0: none" },
+  save = { "", "folder", path = "write" }, best = { "", "folder", path = "write" },
+  every = { 0, "steps between saves" }, fail = { 0, "after this step" }, held = { "", "label of the rows held out" },
+  stages = { false, "a stage a rank" },
+}
+local rows, x, y = 48, {}, {}
+for i = 1, rows do
+  local a, b = math.sin(i), math.cos(3 * i)
+  x[i], y[i] = { a, b }, { opt.held ~= "" and i > 40 and tonumber(opt.held) or 0.5 * a - b }
+end
+-- Of two layers, which a plan may place.
+local second = het.nn.layer { name = "second", layers = { inner = het.nn.linear(4, 1) },
+  forward = function(self, hidden)
+    self.builder:begin_layer "second"
+    return self.inner(hidden)
+  end }
+return het.train {
+  model = het.nn.sequential { het.nn.linear(2, 4), second },
+  data = het.data.pairs { inputs = het.tensor(x), labels = het.tensor(y), holdout = 8 / rows },
+  batch = 4, microbatch = 1, steps = opt.steps, seed = 3,
+  optimizer = het.optim.sgd { clip = 1, lr = function(step) return step <= opt.falls and 0.05 or opt.rate end },
+  plan = opt.stages and het.plan { microbatch = 1,
+    het.pipeline { microbatches = 4, het.stage { "a:0", layers = 1 }, het.stage { "a:1" } } } or nil,
+  evaluate = { every = 2, batches = 2, patience = opt.patience > 0 and opt.patience or nil,
+    min_change = opt.change >= 0 and opt.change or nil },
+  save = opt.save ~= "" and opt.save or nil, save_every = opt.every,
+  keep_best = opt.best ~= "" and opt.best or nil,
+  on_step = function(_, step) if step.step == opt.fail then error "as asked" end end,
+}

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""What follows from the loss of evaluations: early stopping and the best save, over several ranks and after --resume.
+
+usage: evaluations.py HETRUN [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        (self.folder / 'evaluations.lua').write_text((HERE / 'evaluations.lua').read_text())
+        self.metrics = self.folder / 'metrics.jsonl'
+
+    def run_recipe(self, *words, code=0, environment=None):
+        """A run's standard error and its results."""
+        launch = [word for word in words if word.startswith(('--workers', '--elastic'))]
+        options = [word for word in words if word not in launch]
+        done = subprocess.run([HETRUN, *launch, 'evaluations.lua', *options, f'--metrics={self.metrics}', '--json'],
+                              cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
+                              env={**os.environ, **(environment or {})})
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stderr, json.loads(done.stdout.splitlines()[-1]) if code == 0 else None
+
+    def validation(self):
+        """The losses of the evaluations by step."""
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        return {line['step']: line['validation_loss'] for line in lines if 'validation_loss' in line}
+
+
+class EarlyStopping(Case):
+    def test_a_run_ends_when_no_loss_is_lower(self):
+        err, result = self.run_recipe('--falls=6', '--patience=3', '--save=model')
+        self.assertEqual((result['steps'], result['stopped_early'], result['best_validation_step']), (12, True, 6))
+        losses = self.validation()
+        self.assertEqual(list(losses), [2, 4, 6, 8, 10, 12])
+        self.assertLess(losses[6], losses[4])
+        self.assertEqual(result['best_validation_loss'], losses[6])
+        self.assertIn(f'stopped early after step 12: 3 evaluations in a row found no loss below {losses[6]:.4f}\n', err)
+        self.assertIn('(2 of 3 evaluations without a lower loss)', err)
+        self.assertIn('saved after step 12 in model', err)
+
+    def test_without_patience_all_steps_are_done(self):
+        err, result = self.run_recipe('--falls=6')
+        self.assertEqual((result['steps'], result['stopped_early'], result['best_validation_step']), (40, False, 6))
+        self.assertNotIn('early', err)
+
+    def test_a_run_that_stops_at_its_last_step_has_not_stopped_early(self):
+        err, result = self.run_recipe('--falls=6', '--patience=3', '--steps=12')
+        self.assertEqual((result['steps'], result['stopped_early']), (12, False))
+        self.assertNotIn('stopped early', err)
+
+    def test_a_change_that_is_too_small_does_not_count(self):
+        err, result = self.run_recipe('--patience=2', '--change=100')   # the first loss counts
+        self.assertEqual(result['steps'], 6)
+        losses = self.validation()
+        self.assertEqual(result['best_validation_loss'], losses[6])
+        self.assertIn(f'2 evaluations in a row found no loss lower than {losses[2]:.4f} by more than 100\n', err)
+        # Small changes add up: they are compared with the last loss that counted.
+        self.run_recipe('--steps=8')
+        losses = self.validation()
+        change = (losses[2] - losses[6] + losses[2] - losses[4]) / 2
+        self.assertLess(losses[4] - losses[6], change)
+        self.assertEqual(self.run_recipe('--patience=2', f'--change={change}', '--steps=6')[1]['stopped_early'], False)
+        self.assertEqual(self.run_recipe('--patience=2', f'--change={change}', '--falls=6')[1]['steps'], 10)
+
+    def test_a_run_that_goes_on_counts_on(self):
+        words = ('--falls=6', '--patience=3', '--save=model')
+        self.run_recipe(*words, '--steps=8')
+        err, result = self.run_recipe(*words, '--resume')
+        self.assertEqual((result['steps'], result['best_validation_step']), (12, 6))
+        self.assertEqual(list(self.validation()), [2, 4, 6, 8, 10, 12])
+        err, result = self.run_recipe(*words, '--resume')
+        self.assertEqual((result['steps'], result['stopped_early']), (12, True))
+        self.assertIn('already stopped early after step 12: 3 evaluations in a row found no loss below ', err)
+        self.assertIn('; raise `evaluate.patience` to continue\n', err)
+        self.assertNotIn('\nstopped early', err)
+        err, result = self.run_recipe('--falls=6', '--patience=5', '--save=model', '--resume')
+        self.assertEqual(result['steps'], 16)
+
+    def test_a_run_that_fails_goes_on_from_its_last_save(self):
+        words = ('--falls=6', '--patience=3', '--save=model', '--every=5')
+        self.run_recipe(*words, '--fail=11', code=2)
+        self.assertEqual(self.run_recipe(*words, '--resume')[1]['steps'], 12)
+
+    def test_all_ranks_stop_together_under_any_plan(self):
+        alone = self.run_recipe('--falls=6', '--patience=3')[1]
+        for words in (('--workers=2',), ('--workers=2', '--stages'), ('--workers=3', '--elastic=1:3')):
+            err, result = self.run_recipe(*words, '--falls=6', '--patience=3')
+            self.assertEqual(result['steps'], 12, words)
+            self.assertAlmostEqual(result['best_validation_loss'], alone['best_validation_loss'], delta=1e-5)
+            self.assertEqual(err.count('stopped early'), 1)
+
+    def test_a_lost_rank_changes_no_count(self):
+        for step in (8, 9, 11):
+            for at in ('0.05', '0.95'):
+                err, result = self.run_recipe('--workers=3', '--elastic=1:3', '--falls=6', '--patience=3',
+                                              environment={'HETRUN_FAULT': f'rank=1 step={step} at={at}'})
+                self.assertIn('was killed by signal 9', err)
+                self.assertEqual((result['steps'], result['best_validation_step']), (12, 6), (step, at))
+
+
+class KeepBest(Case):
+    RISES = ('--falls=6', '--rate=2', '--best=best')
+
+    def files_of(self, folder):
+        return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir()
+                if path.is_file() and path.name != '.hetrun'}
+
+    def tensors(self, folder):
+        """The parameters of a saved model."""
+        data = (self.folder / folder / 'model.safetensors').read_bytes()
+        size = int.from_bytes(data[:8], 'little')
+        entries = json.loads(data[8:8 + size])
+        self.step = int(entries.pop('__metadata__')['step'])
+        found = {}
+        for name, entry in entries.items():
+            first, last = entry['data_offsets']
+            found[name] = struct.unpack(f'<{(last - first) // 4}f', data[8 + size + first:8 + size + last])
+        return found
+
+    def test_the_best_parameters_are_those_of_a_run_that_ends_there(self):
+        err, result = self.run_recipe(*self.RISES, '--steps=12', '--save=model')
+        losses = self.validation()
+        self.assertEqual(min(losses, key=losses.get), 6)
+        self.assertGreater(losses[12], losses[6])
+        self.assertEqual((result['steps'], result['best_validation_step']), (12, 6))
+        self.assertIn(f'the parameters of step 6, with the lowest validation loss ({losses[6]:.4f}), are in best\n', err)
+        self.run_recipe('--falls=6', '--steps=6', '--save=six')
+        self.assertEqual(self.files_of('best'), self.files_of('six'))
+        self.assertNotEqual(self.files_of('best'), self.files_of('model'))
+        # A run goes on from it as from any save.
+        self.run_recipe('--falls=6', '--save=best', '--steps=8', '--resume')
+        self.run_recipe('--falls=6', '--save=six', '--steps=8', '--resume')
+        self.assertEqual(self.files_of('best'), self.files_of('six'))
+
+    def test_it_is_kept_beside_saves_of_the_same_steps(self):
+        self.run_recipe(*self.RISES, '--steps=9', '--save=model', '--every=1')
+        self.run_recipe('--falls=6', '--steps=6', '--save=six')
+        self.run_recipe('--falls=6', '--rate=2', '--steps=9', '--save=nine')
+        self.assertEqual(self.files_of('best'), self.files_of('six'))
+        self.assertEqual(self.files_of('model'), self.files_of('nine'))
+
+    def test_the_last_step_may_be_the_best(self):
+        err, _ = self.run_recipe('--best=best', '--steps=6')   # without `save`
+        self.assertIn('the parameters of step 6', err)
+        self.tensors('best')
+        self.assertEqual(self.step, 6)
+
+    def test_a_run_that_goes_on_keeps_what_is_best_so_far(self):
+        words = (*self.RISES, '--save=model')
+        self.run_recipe(*words, '--steps=8')
+        kept = self.files_of('best')
+        err, _ = self.run_recipe(*words, '--steps=12', '--resume')
+        self.assertEqual(self.files_of('best'), kept)
+        self.assertIn('the parameters of step 6', err)
+        self.assertEqual(self.tensors('best') and self.step, 6)
+        self.run_recipe('--best=best', '--save=model', '--steps=60', '--resume')   # the loss falls again
+        self.tensors('best')
+        self.assertGreater(self.step, 12)
+
+    def test_all_plans_keep_the_same(self):
+        self.run_recipe(*self.RISES, '--steps=12')
+        alone = self.tensors('best')
+        for i, (words, environment) in enumerate([
+                (('--workers=2',), {}), (('--workers=2', '--stages'), {}),
+                (('--workers=3', '--elastic=1:3'), {'HETRUN_FAULT': 'rank=1 step=7 at=0.05'}),
+                (('--workers=3', '--elastic=1:3'), {'HETRUN_FAULT': 'rank=0 step=7 at=0.05'})]):
+            place = f'best{i}'
+            self.run_recipe(*words, '--falls=6', '--rate=2', f'--best={place}', '--steps=12', environment=environment)
+            found = self.tensors(place)
+            self.assertEqual(self.step, 6)
+            self.assertEqual(found.keys(), alone.keys())
+            for name, values in alone.items():
+                for a, b in zip(values, found[name], strict=True):
+                    self.assertAlmostEqual(a, b, delta=1e-5, msg=(words, name))
+
+    def test_what_another_run_has_written_is_not_replaced(self):
+        self.run_recipe('--best=best', '--steps=4')
+        kept = self.files_of('best')
+        err, _ = self.run_recipe('--best=best', '--steps=2', code=2)
+        self.assertIn('best holds a model of 4 steps; --resume (resume = true) goes on with it, --overwrite replaces it, '
+                      'another folder for `keep_best` keeps both', err)
+        self.assertEqual(self.files_of('best'), kept)
+        self.run_recipe('--best=best', '--steps=2', '--overwrite')
+        self.tensors('best')
+        self.assertEqual(self.step, 2)
+        err, _ = self.run_recipe('--best=./one', '--save=one', '--steps=2', code=2)
+        self.assertIn('`save` and `keep_best` are the same folder, one; another one keeps both', err)
+
+
+class NotFinite(Case):
+    def test_a_loss_that_is_not_finite_is_saved_and_resumed(self):
+        for held in ('1e30', 'nan'):
+            words = ('--save=' + held, f'--held={held}')
+            _, result = self.run_recipe(*words, '--steps=4', '--every=3')
+            self.assertIsNone(result['validation_loss'])
+            self.assertIsNone(result['best_validation_loss'])
+            self.assertEqual(self.validation(), {2: None, 4: None})
+            _, result = self.run_recipe(*words, '--steps=6', '--resume')
+            self.assertEqual(result['steps'], 6)
+            self.assertIsNone(result['best_validation_loss'])
+
+    def test_it_is_no_lower_loss(self):
+        err, result = self.run_recipe('--held=nan', '--patience=2')
+        self.assertEqual((result['steps'], result['stopped_early']), (4, True))
+        self.assertIn('stopped early after step 4: 2 evaluations in a row found no finite loss', err)
+
+
+if __name__ == '__main__':
+    unittest.main()
