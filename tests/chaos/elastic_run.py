@@ -122,7 +122,7 @@ class Run:
         self.secret = f'a secret of the test with seed {schedule.seed}, {os.getpid()}'
         self.metrics = [folder / 'metrics.jsonl']   # of each start
         self.damaged, self.processes, self.timers, self.terminated, self.seen_memories = False, [], [], set(), set()
-        self.network = self.etcd = self.resumed_with = None
+        self.network = self.etcd = self.resumed_with = self.place = None
         self.mounted = False
         self.gates = {step: folder / f'gate-{step}' for step in schedule.events}
         self.deadline = time.monotonic() + PATIENCE
@@ -174,7 +174,7 @@ class Run:
         machines = self.schedule.machines
         self.network = network.Network(len(machines))
         self.gates[4] = self.folder / 'gate-4'
-        place = f'{self.network.address(0)}:{free_port()}'
+        place = self.place = f'{self.network.address(0)}:{free_port()}'
         self.launch(['--elastic', f'1:{most}', f'--listen={place}'], 'host0', machines[0], self.network.within(0))
         if self.until(lambda: self.come_to(4)):
             others = [self.launch([f'--join={place}'], f'host{host}', machines[host], self.network.within(host))
@@ -234,8 +234,9 @@ class Run:
         return self.seen_memories
 
     def memory_folder(self, host):
-        """Of ranks that know the secret from the environment."""
-        digest = hmac.new(self.secret.encode(), b'snapshots in the memory of ' + host.encode(), hashlib.sha256)
+        """Of ranks that know the secret from the environment; where a launcher serves the store, its port tells runs apart."""
+        what = f'snapshots in the memory of {host}' + (f' by {self.place.rpartition(":")[2]}' if self.place else '')
+        digest = hmac.new(self.secret.encode(), what.encode(), hashlib.sha256)
         return Path(f'/dev/shm/hetrun-{os.geteuid()}-{digest.hexdigest()[:24]}')
 
     # What is done.

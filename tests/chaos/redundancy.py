@@ -36,7 +36,7 @@ class SixHosts(Run):
 
     def __init__(self, copies, folder):
         super().__init__(HETRUN, self.Schedule(copies), folder)
-        place = f'127.0.0.1:{free_port()}'
+        place = self.place = f'127.0.0.1:{free_port()}'
         self.launch(['--elastic', f'1:{HOSTS}', f'--listen={place}'], 'host0', 1)
         self.need(lambda: self.come_to(4))
         for host in range(1, HOSTS):
