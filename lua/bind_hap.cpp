@@ -33,7 +33,7 @@ planner::Precision precision_of(const Graph& graph) {
 }
 
 Json json_of(const Report& report) {
-  Json::array_t devices, instructions, baselines;
+  Json::array_t devices, instructions, baselines, meshes;
   for (const DeviceShare& device : report.devices)
     devices.push_back(Json::object_t{{"device", device.device},
                                      {"type", device.type},
@@ -48,14 +48,18 @@ Json json_of(const Report& report) {
                                           {"count", instruction.count},
                                           {"bytes", instruction.bytes},
                                           {"seconds", instruction.seconds},
-                                          {"exchange", instruction.is_exchange}});
-  for (const Compared& other : report.baselines)
-    baselines.push_back(Json::object_t{{"name", other.name},
-                                       {"found", other.found},
-                                       {"step_seconds", other.simulated_seconds},
-                                       {"summed_seconds", other.summed_seconds},
-                                       {"lua", other.found ? to_lua(other.plan) : std::string()},
-                                       {"problem", other.problem}});
+                                          {"exchange", instruction.is_exchange},
+                                          {"axis", instruction.axis}});
+  const auto json = [](const Compared& other) {
+    return Json::object_t{{"name", other.name},
+                          {"found", other.found},
+                          {"step_seconds", other.simulated_seconds},
+                          {"summed_seconds", other.summed_seconds},
+                          {"lua", other.found ? to_lua(other.plan) : std::string()},
+                          {"problem", other.problem}};
+  };
+  for (const Compared& other : report.baselines) baselines.push_back(json(other));
+  for (const Compared& other : report.meshes) meshes.push_back(json(other));
   Json::array_t gains;
   if (report.gains)
     for (const planner::hap::Gain& gain : report.gains->of)
@@ -68,6 +72,7 @@ Json json_of(const Report& report) {
                         {"gains", std::move(gains)},
                         {"instructions", std::move(instructions)},
                         {"baselines", std::move(baselines)},
+                        {"meshes", std::move(meshes)},
                         {"step_seconds", report.simulated_seconds},
                         {"exposed_seconds", report.exposed_seconds},
                         {"chosen", report.chosen},

@@ -43,7 +43,9 @@ class Propagation {
         graph_(table.graph()),
         axes_(hints.axes),
         fixed_(hints.nodes),
-        whole_inputs_(hints.whole_inputs) {
+        whole_inputs_(hints.whole_inputs),
+        trains_(std::any_of(table.graph().nodes.begin(), table.graph().nodes.end(),
+                            [](const Node& node) { return node.phase == Phase::update; })) {
     program_.shares = shares;
     program_.values.assign(graph_.values.size(), kReplicated);
     is_of_state_.assign(graph_.values.size(), false);
@@ -187,7 +189,9 @@ class Propagation {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     const auto fixed = fixed_.find(n);
     NodeSharding best = fixed == fixed_.end() ? cheapest(n) : fixed->second;
-    if (fixed != fixed_.end() && !moved_by(node, best))
+    // What is said of a graph that trains may not fit one that evaluates, whose operands are made otherwise.
+    if (fixed != fixed_.end() && !trains_ && !moved_by(node, best)) best = cheapest(n);
+    if (fixed != fixed_.end() && trains_ && !moved_by(node, best))
       fail_usage("{} cannot run as the plan's sharding says: its rule does not allow how an operand lies",
                  name_of(graph_, node));
     // The norm is of gradients that lie as their parameters do, so that each is counted once.
@@ -288,7 +292,7 @@ class Propagation {
   const Graph& graph_;
   const std::set<int>& axes_;
   const std::map<NodeId, NodeSharding>& fixed_;
-  bool whole_inputs_;
+  const bool whole_inputs_, trains_;
   const ShardingProgram* followed_ = nullptr;
   std::vector<NodeId>* different_ = nullptr;
   ShardingProgram program_;

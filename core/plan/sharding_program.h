@@ -59,8 +59,9 @@ std::string name_of(const Graph& graph, const Node& node);
 struct ShardingHints {
   std::map<ValueId, PlacementId> given;  // how state and inputs lie; others are replicated
   std::set<int> axes;                    // of PlacementTable::axes(), that may be cut
-  std::map<NodeId, NodeSharding> nodes;  // how these run, whatever that moves
-  bool whole_inputs = true;              // each rank gets all of an input; false: what `given` says
+  // How these run, whatever that moves; of a graph that does not train, those that can.
+  std::map<NodeId, NodeSharding> nodes;
+  bool whole_inputs = true;  // each rank gets all of an input; false: what `given` says
 };
 
 // The bytes that all ranks together send for the conversions of some layers: in each micro-batch, and for the

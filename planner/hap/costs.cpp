@@ -235,7 +235,7 @@ int ShardingCosts::runs(NodeId n) const {
 Work ShardingCosts::work(NodeId n, int number) const {
   const Node& node = graph_.nodes[static_cast<size_t>(n)];
   Work work;
-  if (node.op->view) return work;
+  if (node.op->view || node.op->collective) return work;
   const NodeSharding way = this->way(n, number);
   const auto inputs = types_of(graph_, node.inputs), outputs = types_of(graph_, node.outputs);
   const Cost cost = cost_of(OpCall{*node.op, inputs, node.attributes}, outputs);
@@ -302,14 +302,16 @@ Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   if (fresh) entry->second = node_ticks(n, way, shares);
   if (entry->second >= kNever) return kNever;
   const Ticks all = entry->second * runs(n);
-  return graph_.nodes[static_cast<size_t>(n)].phase == Phase::backward ? weighted(all, backward_weight_)
-                                                                       : all;
+  const Node& of = graph_.nodes[static_cast<size_t>(n)];
+  if (of.op->collective) return of.phase == Phase::update ? weighted(all, sums_weight_) : all;
+  return of.phase == Phase::backward ? weighted(all, backward_weight_) : all;
 }
 
 Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares) const {
   const Node& node = graph_.nodes[static_cast<size_t>(n)];
   const NodeSharding way = this->way(n, number);
   if (way.axis >= 0 && !can_cut(way.axis, shares)) return kNever;
+  if (node.op->collective) return ticks_of(outer_seconds(node, way.axis >= 0));
   const Work work = this->work(n, number);
   const bool decomposed =
       way.rule >= 0 && node.op->sharding[static_cast<size_t>(way.rule)].decompose != nullptr;
@@ -322,6 +324,29 @@ Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares)
     slowest = std::max(slowest, device_seconds(group_.devices()[static_cast<size_t>(d)], work,
                                                parts[static_cast<size_t>(d)]));
   return ticks_of(slowest);
+}
+
+namespace {
+
+// Bytes of a collective, as DeviceGroup::seconds() takes them.
+std::vector<double> counts_of(const Graph& graph, const Node& node) {
+  const TensorType& type = graph.type(node.inputs[0]);
+  if (*node.op->collective == CollectiveKind::all_reduce || *node.op->collective == CollectiveKind::broadcast)
+    return {static_cast<double>(type.bytes())};
+  std::vector<double> counts;
+  for (const int64_t count : node.attributes.get<std::vector<int64_t>>("counts"))
+    counts.push_back(static_cast<double>(count) * static_cast<double>(bytes_of(type.dtype)));
+  return counts;
+}
+
+}  // namespace
+
+// Of a collective along the axis before.
+double ShardingCosts::outer_seconds(const Node& node, bool is_cut) const {
+  HET_REQUIRE(outer_ != nullptr, node.op->name);
+  std::vector<double> counts = counts_of(graph_, node);
+  for (double& count : counts) count *= is_cut ? 1 : group_.size();
+  return outer_->seconds(*node.op->collective, counts);
 }
 
 // Of a node that is cut, with any shares in the range: for each kind the device that has most of it is known
@@ -386,14 +411,7 @@ double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, cons
   double seconds = 0;
   for (const Node& each : scratch.nodes) {
     if (each.op->collective) {
-      std::vector<double> counts;
-      const double size = static_cast<double>(bytes_of(scratch.type(each.inputs[0]).dtype));
-      if (*each.op->collective == CollectiveKind::all_reduce)
-        counts = {static_cast<double>(scratch.type(each.inputs[0]).bytes())};
-      else
-        for (const int64_t count : each.attributes.get<std::vector<int64_t>>("counts"))
-          counts.push_back(static_cast<double>(count) * size);
-      seconds += group_.seconds(*each.op->collective, counts);
+      seconds += group_.seconds(*each.op->collective, counts_of(scratch, each));
       continue;
     }
     seconds += device.seconds(cost_of(scratch, each), is_half(types_of(scratch, each.inputs)));
@@ -461,7 +479,8 @@ ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const auto node = static_cast<NodeId>(n);
     if (graph_.nodes[n].op->any_placement) continue;
-    result.compute += this->node(node, way_number(node, program.nodes[n]), program.shares);
+    const Ticks cost = this->node(node, way_number(node, program.nodes[n]), program.shares);
+    (graph_.nodes[n].op->collective ? result.communication : result.compute) += cost;
   }
   // The search does not know placements beyond these.
   const auto is_known = [](PlacementId lies) { return lies < kMostPlacements; };

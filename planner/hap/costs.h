@@ -49,10 +49,16 @@ class ShardingCosts {
   // their time, and the backward pass the rest of its; 1 and 1 without, one after the other.
   void set_overlap(std::optional<double> weight);
 
+  // For a graph that is one part of the axis before (core/plan/partition.h): the parts along that axis, each
+  // of as many devices as this axis has, among which its collectives go. All devices of a part exchange what
+  // they have of an operand, at once.
+  void set_outer(const DeviceGroup* parts) { outer_ = parts; }
+
   // What it counts, in picoseconds, that a device of a kind holds a byte: of state, or of what one phase
   // leaves to a later one. Programs that hold less may then count less; their costs are still their seconds.
   // By kind; empty: nothing. Not for bounds.
   void set_memory_prices(std::vector<double> prices);
+  bool has_memory_prices() const { return !memory_prices_.empty(); }
   // Of one value that lies so; of a parameter with the optimizer's state that lies as it does.
   Ticks held(ValueId id, PlacementId lies, const MaybeShares& shares) const;
   // Of what a value is converted to: of state, and of what follows from state alone, that is once for a step.
@@ -92,6 +98,7 @@ class ShardingCosts {
   bool can_cut(int axis, const MaybeShares& shares) const;
   std::vector<double> fractions(int axis, const Shares& shares) const;
   Ticks node_ticks(NodeId node, int way, const MaybeShares& shares) const;
+  double outer_seconds(const Node& node, bool is_cut) const;
   double least_seconds(NodeId node, const NodeSharding& way, const Work& work) const;
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares) const;
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,
@@ -105,6 +112,7 @@ class ShardingCosts {
   const DeviceGroup& group_;
   int microbatches_;
   ShareRange range_;
+  const DeviceGroup* outer_ = nullptr;
   int64_t backward_weight_ = kWhole, sums_weight_ = kWhole;  // of kWhole
   static constexpr int64_t kWhole = 1000;
   std::vector<int> node_classes_, value_classes_;

@@ -82,6 +82,51 @@ DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
   return part;
 }
 
+DeviceGroup DeviceGroup::merged(const std::vector<std::vector<int>>& sets) const {
+  DeviceGroup whole;
+  whole.mesh_ = mesh_;
+  whole.gather_ = gather_;
+  std::map<std::tuple<double, double, double>, int> known;  // kinds
+  for (const std::vector<int>& set : sets) {
+    Device all = devices_[static_cast<size_t>(set[0])];
+    all.node = static_cast<int>(whole.devices_.size());
+    all.host = 0;
+    for (size_t i = 1; i < set.size(); ++i) {
+      const Device& each = devices_[static_cast<size_t>(set[i])];
+      all.f32_flops += each.f32_flops;
+      all.half_flops += each.half_flops;
+      all.memory_bytes_per_second += each.memory_bytes_per_second;
+      all.memory_bytes += each.memory_bytes;
+    }
+    whole.kinds_.push_back(
+        known
+            .emplace(std::tuple(all.f32_flops, all.half_flops, all.memory_bytes_per_second),
+                     std::ssize(known))
+            .first->second);
+    whole.devices_.push_back(std::move(all));
+    for (const std::vector<int>& other : sets)
+      whole.links_.push_back(&set == &other ? Link{} : link_between(set, other));
+  }
+  whole.kind_count_ = static_cast<int>(known.size());
+  whole.find_slowest();
+  whole.find_kinds();
+  return whole;
+}
+
+Link DeviceGroup::link_between(const std::vector<int>& set, const std::vector<int>& other) const {
+  Link all{0, 0};
+  std::set<std::tuple<int, int, int, int>> interfaces;  // of hosts, that are used
+  for (size_t i = 0; i < set.size(); ++i) {
+    const Link& between = link(set[i], other[i]);
+    all.latency_seconds = std::max(all.latency_seconds, between.latency_seconds);
+    const Device &a = devices_[static_cast<size_t>(set[i])], &b = devices_[static_cast<size_t>(other[i])];
+    const bool shares = !mesh_ && std::pair(a.node, a.host) != std::pair(b.node, b.host);
+    if (!shares || interfaces.emplace(a.node, a.host, b.node, b.host).second)
+      all.bytes_per_second += between.bytes_per_second;
+  }
+  return all;
+}
+
 DeviceGroup DeviceGroup::with_gather(Gather gather) const {
   DeviceGroup group = *this;
   group.gather_ = gather;
@@ -151,6 +196,8 @@ double DeviceGroup::seconds(CollectiveKind kind, const std::vector<double>& coun
       if (mesh_) return mesh_seconds(counts, kind == CollectiveKind::reduce_scatter);
       return gather_of(counts) == Gather::padded ? padded_seconds(counts) : grouped_seconds(counts);
     case CollectiveKind::all_to_all: return exchange_seconds(counts);
+    case CollectiveKind::broadcast:  // passes along the ring in small pieces
+      return counts[0] / slowest_.bytes_per_second + (size() - 1) * slowest_.latency_seconds;
     default: break;
   }
   fail(ErrorKind::bug, "no cost of {}", name_of(kind));
@@ -171,11 +218,7 @@ WireTime DeviceGroup::wire_time(const CollectiveRequest& request, const std::vec
   if (request.kind == CollectiveKind::barrier) return {0, slowest_.latency_seconds};
   std::vector<double> counts;
   for (const int64_t count : request.counts) counts.push_back(static_cast<double>(count) * size);
-  const DeviceGroup group = subgroup(devices);
-  // A broadcast passes along the ring in small pieces.
-  if (request.kind == CollectiveKind::broadcast)
-    return {counts[0] / group.slowest_.bytes_per_second, (members - 1) * group.slowest_.latency_seconds};
-  return {group.seconds(request.kind, counts), 0};
+  return {subgroup(devices).seconds(request.kind, counts), 0};
 }
 
 Gather DeviceGroup::gather_of(const std::vector<double>& counts) const {

@@ -62,6 +62,10 @@ class DeviceGroup {
 
   // Some of them, by number, in this order.
   DeviceGroup subgroup(const std::vector<int>& devices) const;
+  // Each of these sets of equally many as one device, whose rates are those of all its devices together. What
+  // two sets exchange goes between their first devices, between their second ones, and so on, at once; those
+  // of one host share its network interface.
+  DeviceGroup merged(const std::vector<std::vector<int>>& sets) const;
   // The same, where all gathers are of one kind. Between processors there is no choice.
   DeviceGroup with_gather(Gather gather) const;
 
@@ -76,8 +80,8 @@ class DeviceGroup {
   double total_f32_flops() const;
   const Link& link(int from, int to) const { return links_[static_cast<size_t>(from * size() + to)]; }
 
-  // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce one number, all
-  // bytes; of an all_to_all [from * size + to].
+  // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce and of a broadcast
+  // one number, all bytes; of an all_to_all [from * size + to].
   double seconds(CollectiveKind kind, const std::vector<double>& counts) const;
   // Of a collective or a message among some of them, by number (a message: from the first to the second).
   WireTime wire_time(const CollectiveRequest& request, const std::vector<int>& devices) const;
@@ -106,6 +110,7 @@ class DeviceGroup {
 
  private:
   DeviceGroup() = default;
+  Link link_between(const std::vector<int>& set, const std::vector<int>& other) const;
   void find_slowest();
   double padded_seconds(const std::vector<double>& counts) const;
   double grouped_seconds(const std::vector<double>& counts) const;

@@ -42,7 +42,9 @@ std::optional<Addition> addition_of(const Graph& graph, const std::set<int>& sam
 class Synthesis {
  public:
   explicit Synthesis(const Request& request)
-      : request_(request), costs_(*request.table, *request.group, request.microbatches) {}
+      : request_(request), costs_(*request.table, *request.group, request.microbatches) {
+    costs_.set_outer(request.outer);
+  }
 
   ShardingCosts& costs() { return costs_; }
   int searches() const { return searches_; }
@@ -50,7 +52,7 @@ class Synthesis {
   // nullopt: no program, or none that can be run.
   std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
     ++searches_;
-    const SearchResult found = search(costs_, shares, options);
+    const SearchResult found = search(costs_, shares, limited(options));
     if (!found.found) return std::nullopt;
     bound_ = found.bound;
     return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
@@ -63,7 +65,7 @@ class Synthesis {
   std::optional<Synthesised> run_overlapping(const Shares& shares, double weight) {
     ++searches_;
     costs_.set_overlap(weight);
-    const SearchResult found = search(costs_, shares, {});
+    const SearchResult found = search(costs_, shares, limited({}));
     std::optional<ShardingProgram> program;
     if (found.found) program = propagate(*request_.table, shares, hints_of(costs_, shares, found));
     costs_.set_overlap(std::nullopt);
@@ -96,6 +98,17 @@ class Synthesis {
   }
 
  private:
+  // What both the request and this search allow.
+  SearchOptions limited(SearchOptions options) const {
+    options.most_states = std::min(options.most_states, request_.options.most_states);
+    if (request_.options.allows_node)
+      options.allows_node = [&all = request_.options.allows_node, own = options.allows_node](
+                                NodeId n, const NodeSharding& way) {
+        return all(n, way) && (!own || own(n, way));
+      };
+    return options;
+  }
+
   const Request& request_;
   ShardingCosts costs_;
   Ticks bound_ = 0, best_bound_ = 0;

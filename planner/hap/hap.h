@@ -40,8 +40,10 @@ struct Request {
   const PlacementTable* table = nullptr;
   const DeviceGroup* group = nullptr;
   int microbatches = 1;
-  std::vector<Shares> starts = {};  // beside even and proportional ones
-  int microbatch = 1;               // samples of the graph
+  std::vector<Shares> starts = {};     // beside even and proportional ones
+  int microbatch = 1;                  // samples of the graph
+  const DeviceGroup* outer = nullptr;  // of a graph that is a part: ShardingCosts::set_outer()
+  SearchOptions options = {};          // of every search
 };
 
 // One kind of program. `problem` says why there is none.

@@ -12,6 +12,7 @@
 #include "core/plan/sharding_spec.h"
 #include "planner/hap/fitting.h"
 #include "planner/hap/forms.h"
+#include "planner/hap/grids.h"
 #include "planner/simulate/programs.h"
 
 namespace het::planner::hap {
@@ -28,12 +29,15 @@ std::string show(const PlacementTable& table, ValueId id, PlacementId lies) {
 
 class Lister {
  public:
-  Lister(const Request& request, const ShardingProgram& program)
+  Lister(const Request& request, const ShardingProgram& program, int axis = 0)
       : table_(*request.table),
         graph_(request.table->graph()),
         group_(*request.group),
         program_(program),
-        costs_(*request.table, *request.group, request.microbatches) {}
+        axis_(axis),
+        costs_(*request.table, *request.group, request.microbatches) {
+    costs_.set_outer(request.outer);
+  }
 
   std::vector<Instruction> run() {
     std::map<ValueId, std::vector<const Conversion*>> of_value;
@@ -46,7 +50,7 @@ class Lister {
       for (const ValueId input : node.inputs)
         if (input != kAbsent && is_state(graph_.values[static_cast<size_t>(input)]))
           add_exchanges(of_value, input);
-      if (!node.op->any_placement) {
+      if (!node.op->any_placement && !node.op->collective) {
         const int way = costs_.way_number(id, program_.nodes[n]);
         Instruction instruction;
         instruction.name = pattern_of(names[n], ". ");
@@ -64,6 +68,7 @@ class Lister {
 
  private:
   void add(Instruction instruction) {
+    instruction.axis = axis_;
     const auto key =
         std::tuple(instruction.name, instruction.rule, instruction.phase, instruction.is_exchange);
     const auto [known, fresh] = places_.emplace(key, list_.size());
@@ -124,6 +129,7 @@ class Lister {
   const Graph& graph_;
   const DeviceGroup& group_;
   const ShardingProgram& program_;
+  const int axis_;
   ShardingCosts costs_;
   std::vector<Instruction> list_;
   std::map<std::tuple<std::string, std::string, Phase, bool>, size_t> places_;
@@ -138,9 +144,47 @@ std::string too_large(const ProgramsTime& time, const DeviceGroup& group) {
                      show_bytes(lacks(most)), group.devices()[most].name);
 }
 
+// The best of the cheapest few programs along two axes, as they are run; nullopt: there is none.
+struct SimulatedGrid {
+  GridProgram program;
+  ProgramsTime time;
+};
+std::optional<SimulatedGrid> best_grid(const Request& request, const std::vector<Grid>& grids) {
+  constexpr size_t kMostSimulated = 4;
+  std::optional<SimulatedGrid> best;
+  std::vector<GridProgram> programs = programs_for(request, grids);
+  for (size_t i = 0; i < std::min(programs.size(), kMostSimulated); ++i) try {
+      ProgramsTime time = simulate_plan(request.table->graph(), programs[i].plan, *request.group);
+      if (!best || is_better(time, best->time)) best = {std::move(programs[i]), std::move(time)};
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::bug) throw;  // else it cannot be cut twice
+    }
+  return best;
+}
+
+std::vector<DeviceShare> shares_of(const DeviceGroup& group, const Plan& plan, const ProgramsTime& time) {
+  std::map<std::string, const Device*> known;
+  for (const Device& device : group.devices()) known[device.name] = &device;
+  const Stage& stage = plan.pipelines[0].stages[0];
+  const StageCut cut = cut_of(plan, stage);
+  std::vector<DeviceShare> shares;
+  double all = 0;
+  for (size_t d = 0; d < stage.devices.size(); ++d) {
+    const Device& device = *known.at(stage.devices[d]);
+    int64_t share = 1;
+    for (size_t axis = 0; axis < cut.axes.size(); ++axis)
+      share *= cut.axes[axis].shares[static_cast<size_t>(cut.coordinate(static_cast<int>(d), axis))];
+    all += static_cast<double>(share);
+    shares.push_back(
+        {device.name, device.type, share, 0, time.ranks[d].memory_bytes, time.ranks[d].limit_bytes});
+  }
+  for (DeviceShare& each : shares) each.part = static_cast<double>(each.share) / all;
+  return shares;
+}
+
 }  // namespace
 
-Report report_of(const Request& request, const Answer& answer, bool with_published) {
+Report report_of(const Request& request, const Answer& answer, bool with_published, bool with_meshes) {
   if (!answer.best.found()) fail_usage("there is no sharding program that these devices can run");
   Report report;
   Synthesised best = answer.best;
@@ -184,17 +228,30 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     }
     report.baselines.push_back(std::move(compared));
   }
-  const ShardingProgram& program = best.program;
-  double all = 0;
-  for (const int64_t share : program.shares) all += static_cast<double>(share);
-  for (int d = 0; d < request.group->size(); ++d) {
-    const auto at = static_cast<size_t>(d);
-    const Device& device = request.group->devices()[at];
-    report.devices.push_back({device.name, device.type, program.shares[at],
-                              static_cast<double>(program.shares[at]) / all, time.ranks[at].memory_bytes,
-                              time.ranks[at].limit_bytes});
+  const std::vector<Grid> grids = with_meshes ? grids_of(*request.group) : std::vector<Grid>{};
+  if (const auto grid = best_grid(request, grids)) {
+    const GridProgram& both = grid->program;
+    report.meshes.push_back(
+        {both.grid->name, true, seconds_of(both.within.cost), grid->time.seconds, both.plan, ""});
+    Synthesised sum = both.between;
+    sum.cost = both.within.cost;
+    sum.compute = both.within.compute;
+    sum.communication = both.within.communication;
+    report.has_mesh = is_better(grid->time, time);
+    take(sum, both.plan, grid->time, both.grid->name);
+    if (report.has_mesh) {
+      Request between = request, within = request;
+      between.group = both.row->rows.get();
+      report.instructions = Lister(between, both.between.program).run();
+      within.table = both.row->table.get();
+      within.group = both.row->devices.get();
+      within.outer = both.row->rows.get();
+      for (Instruction& each : Lister(within, both.within.program, 1).run())
+        report.instructions.push_back(std::move(each));
+    }
   }
-  report.instructions = Lister(request, program).run();
+  report.devices = shares_of(*request.group, report.plan, time);
+  if (!report.has_mesh) report.instructions = Lister(request, best.program).run();
   report.seconds = seconds_of(best.cost);
   report.compute_seconds = seconds_of(best.compute);
   report.communication_seconds = seconds_of(best.communication);
@@ -214,17 +271,19 @@ std::string to_text(const Report& report) {
   std::string text =
       fmt::format("a step takes {}, {} of it exposed communication", show_seconds(report.simulated_seconds),
                   show_seconds(report.exposed_seconds));
-  if (!report.chosen.empty()) text += fmt::format("; it is {}", report.chosen);
+  if (!report.chosen.empty()) text += fmt::format("; it is {}{}", report.has_mesh ? "a " : "", report.chosen);
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
   text += fmt::format("\nwithout overlap {}: {} of computing, {} of communication\n",
                       show_seconds(report.seconds), show_seconds(report.compute_seconds),
                       show_seconds(report.communication_seconds));
   text += fmt::format(
-      "no program takes less than {} without overlap, whatever the shares (gap {:.1f} %); {} searches in "
+      "no program{} takes less than {} without overlap, whatever the shares (gap {:.1f} %); {} searches in "
       "{}\n",
-      show_seconds(report.bound_seconds), 100 * report.gap, report.searches,
-      show_seconds(report.search_seconds));
-  for (const Compared& other : report.baselines)
+      report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds), 100 * report.gap,
+      report.searches, show_seconds(report.search_seconds));
+  std::vector<Compared> others = report.baselines;
+  others.insert(others.end(), report.meshes.begin(), report.meshes.end());
+  for (const Compared& other : others)
     text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times\n", other.name,
                                       show_seconds(other.simulated_seconds),
                                       other.simulated_seconds / report.simulated_seconds)
@@ -258,13 +317,17 @@ std::string to_text(const Report& report) {
   for (const std::string& op : report.whole)
     text += fmt::format("note: {} has no sharding rules; every device runs all of it\n", op);
   text += "program (patterns stand for all layers; times of a whole step):\n";
-  std::optional<Phase> phase;
-  for (const Phase each : {Phase::forward, Phase::backward, Phase::update})
+  constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};
+  std::optional<std::pair<int, Phase>> place;
+  for (const auto& at : {std::pair{0, kPhases[0]}, std::pair{0, kPhases[1]}, std::pair{0, kPhases[2]},
+                         std::pair{1, kPhases[0]}, std::pair{1, kPhases[1]}, std::pair{1, kPhases[2]}})
     for (const Instruction& instruction : report.instructions) {
-      if (instruction.phase != each) continue;
+      if (std::pair{instruction.axis, instruction.phase} != at) continue;
       if (instruction.seconds == 0 && (instruction.rule == "replicated" || instruction.is_exchange)) continue;
-      if (phase != each) text += fmt::format(" {}\n", name_of(each));
-      phase = each;
+      if (report.has_mesh && (!place || place->first != at.first))
+        text += at.first == 0 ? "between rows:\n" : "among the devices of a row, of what the row has:\n";
+      if (place != at) text += fmt::format(" {}\n", name_of(at.second));
+      place = at;
       const std::string times = instruction.count > 1 ? fmt::format(" x{}", instruction.count) : "";
       text += fmt::format("  {} {}{}: {}{}  {}\n", instruction.is_exchange ? "->" : "  ", instruction.name,
                           times, instruction.rule,

@@ -18,6 +18,7 @@ struct Instruction {
   double bytes = 0;    // of one, on all devices together; 0: no exchange
   double seconds = 0;  // of all in a step
   bool is_exchange = false;
+  int axis = 0;  // of the mesh: 1 among the devices of a row
 };
 
 struct DeviceShare {
@@ -42,6 +43,8 @@ struct Report {
   std::vector<DeviceShare> devices;
   std::vector<Instruction> instructions;
   std::vector<Compared> baselines;
+  std::vector<Compared> meshes;  // of two axes: the best one that was simulated
+  bool has_mesh = false;         // the plan is that one's
   Plan plan;                     // what is best when it is run
   std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
   std::string too_large;         // why the fastest program was not taken, a sentence; empty: it fits
@@ -57,10 +60,11 @@ struct Report {
 };
 
 // With the plan of the least simulated step among the answer's and the baselines', of those that fit if any
-// does; where the answer's best does not, also one that holds less (fitting.h). Throws Error(usage) where no
+// does; where the answer's best does not, also one that holds less (fitting.h). `with_meshes`: also programs
+// along two axes (grids.h). Throws Error(usage) where no
 // program can be run. `with_published`: HAP's published rules too, whose search takes as long as the
 // answer's.
-Report report_of(const Request& request, const Answer& answer, bool with_published);
+Report report_of(const Request& request, const Answer& answer, bool with_published, bool with_meshes = true);
 std::string to_text(const Report& report);
 
 }  // namespace het::planner::hap

@@ -121,7 +121,7 @@ class GroupSearch {
     const Step& step = group_.steps[s];
     Ticks cost = way.cost;
     const auto pay = [&](Ticks more) { cost = more >= kNever || cost >= kNever ? kNever : cost + more; };
-    if (step.sums_layers) pay(sum_as_wanted(step, way, state));
+    if (step.sums_layers || step.sums_parts) pay(sum_as_wanted(step, way, state));
     for (size_t r = 0; r < step.reads.size() && cost < kNever; ++r) {
       const Step::Read& read = step.reads[r];
       Slot& slot = state[static_cast<size_t>(read.slot)];
@@ -162,9 +162,10 @@ class GroupSearch {
     return all >= kNever ? kNever : all - costs_of(read.slot).cost(slot.placement(), before);
   }
 
-  // A sum over layers lies as its parameter, or is partial.
+  // A sum over layers lies as its parameter, or is partial; one over parts, or is not sharded.
   Ticks sum_as_wanted(const Step& step, const Step::Way& way, State& state) const {
     if (way.writes.empty() || way.writes[0] == kPartial) return 0;
+    if (step.sums_parts && way.writes[0] == kReplicated) return 0;
     if (step.wanted < 0) return way.writes[0] == kReplicated ? 0 : kNever;
     const ValueId sum = member(step.writes[0]).value, parameter = member(step.wanted).value;
     const Placement& lies = table_.placements(sum)[way.writes[0]];

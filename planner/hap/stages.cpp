@@ -14,6 +14,7 @@
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
 #include "planner/hap/fitting.h"
+#include "planner/hap/grids.h"
 #include "planner/hap/ratios.h"
 #include "planner/simulate/programs.h"
 
@@ -24,6 +25,7 @@ using Devices = std::vector<int>;  // of the group, by number
 
 constexpr int kMostStages = 4;
 constexpr int kMostDevices = 64;
+constexpr size_t kMostMeshes = 3;  // that are simulated
 // Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
 constexpr double kMostInstructions = 2e6;
 
@@ -74,7 +76,8 @@ double rate_of(const DeviceGroup& group, const Devices& devices) {
 
 class Stages {
  public:
-  explicit Stages(const StagesRequest& request) : request_(request), group_(*request.group) {}
+  explicit Stages(const StagesRequest& request)
+      : request_(request), group_(*request.group), grids_(grids_of(*request.group)) {}
 
   StagesAnswer run() {
     if (group_.size() > kMostDevices) return std::move(answer_);
@@ -143,13 +146,16 @@ class Stages {
   bool add_whole(const SizedGraph& sized, int microbatches) {
     const Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
     bool fits = false;
-    const auto add = [&](const Plan& plan) {
-      if (!judge(plan, sized, microbatches)) return;
+    const auto add = [&](const Plan& plan, std::string_view mesh = "") {
+      if (!judge(plan, sized, microbatches, mesh)) return;
       fits |= answer_.candidates.back().fits;
-      answer_.cuts_state |= !plan.sharding->axes[0].sharding->state.empty();
+      for (const StageAxis& axis : plan.sharding->axes) answer_.cuts_state |= !axis.sharding->state.empty();
     };
     const std::vector<Synthesised> programs = programs_to_try(request, true);
     for (const Synthesised& each : programs) add(to_plan(request, each.program));
+    const std::vector<GridProgram> meshes = programs_for(request, grids_);
+    for (size_t i = 0; i < std::min(meshes.size(), kMostMeshes); ++i)
+      add(meshes[i].plan, meshes[i].grid->name + ": ");
     if (fits || programs.empty()) return fits;
     const auto time = simulate(*sized.graph, to_plan(request, programs[0].program));
     if (const auto fitting = time ? fit(request, programs[0].program, *time) : std::nullopt)
@@ -189,7 +195,7 @@ class Stages {
   }
 
   // Simulates it, unless it was; false where it cannot be run.
-  bool judge(const Plan& plan, const SizedGraph& sized, int microbatches) {
+  bool judge(const Plan& plan, const SizedGraph& sized, int microbatches, std::string_view mesh = "") {
     if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
                     [&](const StagesCandidate& other) { return other.plan == plan; }))
       return false;
@@ -198,8 +204,8 @@ class Stages {
     std::vector<std::string> names;
     for (const Stage& stage : plan.pipelines[0].stages)
       names.push_back(fmt::format("{{ {} }}", fmt::join(ranges_of(stage.devices), ", ")));
-    answer_.candidates.push_back({fmt::format("{}, {} micro-batch{}", fmt::join(names, " "), microbatches,
-                                              microbatches == 1 ? "" : "es"),
+    answer_.candidates.push_back({fmt::format("{}{}, {} micro-batch{}", mesh, fmt::join(names, " "),
+                                              microbatches, microbatches == 1 ? "" : "es"),
                                   plan, time->seconds, time->fits()});
     return true;
   }
@@ -247,6 +253,7 @@ class Stages {
 
   const StagesRequest& request_;
   const DeviceGroup& group_;
+  const std::vector<Grid> grids_;
   StagesAnswer answer_;
   std::map<int, std::unique_ptr<PlacementTable>> tables_;  // by micro-batch size
   std::map<std::vector<double>, std::optional<Cut>> known_;

@@ -39,7 +39,7 @@ struct StagesAnswer {
 };
 
 // Where no program over all devices cuts state, pipelines of whole replicas do as well. Of clusters and plans
-// that are large nothing is tried.
+// that are large nothing is tried. One stage is also cut along two axes (grids.h).
 StagesAnswer plan_stages(const StagesRequest& request);
 
 // What one device computes of a layer relative to others, by layer: FLOPs of all its nodes.

@@ -50,8 +50,16 @@ class Maker {
       groups_.class_of[i] = costs_.class_of_value(id);
       const NodeId producer = value(id).producer;
       free_[i] = value(id).role == Role::input || follows(id) ||
-                 (producer >= 0 && (node(producer).op->any_placement || table_.shardings(producer).empty()));
+                 (producer >= 0 && (node(producer).op->any_placement || !may_be_cut(producer)));
     }
+  }
+
+  // What is never cut is held whole, which has a price where memory has.
+  bool may_be_cut(NodeId n) const {
+    const auto& ways = table_.shardings(n);
+    if (!options_.allows_node || costs_.has_memory_prices()) return !ways.empty();
+    return std::any_of(ways.begin(), ways.end(),
+                       [&](const NodeSharding& way) { return options_.allows_node(n, way); });
   }
 
   // State that one node alone reads and changes lies as that node needs it.
@@ -68,7 +76,8 @@ class Maker {
       ValueId state = kAbsent;
       for (size_t i = 0; of.phase == Phase::update && state == kAbsent && i < of.inputs.size(); ++i)
         if (updates(of, i)) state = of.inputs[i];
-      const bool keeps = of.op->elementwise || of.op->adds_operands;
+      const bool keeps =
+          of.op->elementwise || of.op->adds_operands || of.op->collective == CollectiveKind::all_reduce;
       for (const ValueId id : of.inputs) {
         if (id == kAbsent || value(id).role != Role::intermediate) continue;
         const Shape& shape = graph_.type(id).shape;
@@ -121,7 +130,7 @@ class Maker {
       if (of.phase != Phase::update) continue;
       for (const ValueId id : of.inputs) {
         const NodeId producer = id == kAbsent ? -1 : value(id).producer;
-        if (producer >= 0 && !free_[static_cast<size_t>(id)])
+        if (producer >= 0 && !node(producer).op->any_placement)
           anchors_[n] = std::max(anchors_[n], anchors_[static_cast<size_t>(producer)]);
       }
     }
@@ -220,6 +229,7 @@ class Maker {
     Step step;
     step.node = n;
     step.sums_layers = adds_layers(graph_, of);
+    step.sums_parts = of.op->collective && of.phase == Phase::update;
     for (size_t i = 0; i < of.inputs.size(); ++i) {
       const ValueId id = of.inputs[i];
       if (id != kAbsent && !free_[static_cast<size_t>(id)])
@@ -227,7 +237,7 @@ class Maker {
     }
     for (const ValueId id : of.outputs)
       if (id != kAbsent && !free_[static_cast<size_t>(id)]) step.writes.push_back(slot_of(id));
-    if (step.sums_layers && wanted_[static_cast<size_t>(of.outputs[0])] != kAbsent)
+    if ((step.sums_layers || step.sums_parts) && wanted_[static_cast<size_t>(of.outputs[0])] != kAbsent)
       step.wanted = slot_of(wanted_[static_cast<size_t>(of.outputs[0])]);
     const size_t count = table_.shardings(n).size() + 1;
     for (size_t w = 0; w < count; ++w)
@@ -252,9 +262,9 @@ class Maker {
       if (lies == kPartial && (free_[static_cast<size_t>(id)] || leaves_layer(graph_, id, of)))
         return std::nullopt;
       if (follows(id) && options_.allows_state && !options_.allows_state(id, lies)) return std::nullopt;
-      if (free_[static_cast<size_t>(id)]) continue;
       // What counts once is not brought together for one rank alone.
-      if (once && !is_state(value(id))) return std::nullopt;
+      if (once && value(id).role == Role::intermediate) return std::nullopt;
+      if (free_[static_cast<size_t>(id)]) continue;
       if (updates(of, i) && options_.allows_state && !options_.allows_state(id, lies)) return std::nullopt;
       if (once) way.once |= 1u << way.reads.size();
       way.reads.push_back(lies);
@@ -321,8 +331,8 @@ class Maker {
         for (const Needs* needs : {&member.left, &member.others})
           key.insert(key.end(), needs->begin(), needs->end());
       for (const Step& step : group.steps) {
-        key.insert(key.end(),
-                   {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.sums_layers, step.wanted});
+        key.insert(key.end(), {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.sums_layers,
+                               step.sums_parts, step.wanted});
         for (const Step::Read& read : step.reads)
           key.insert(key.end(), {read.slot, read.phase, read.changes});
         key.push_back(-3);

@@ -37,8 +37,9 @@ struct Step {
   NodeId node = -1;  // -1: an output
   std::vector<Read> reads;
   std::vector<int> writes;  // slots
-  // The slot of the parameter as which the result of a sum over layers has to lie, unless it is partial.
-  bool sums_layers = false;
+  // The slot of the parameter as which the result of a sum over layers has to lie, unless it is partial, and
+  // what another axis of a mesh sums for the update, if it is sharded.
+  bool sums_layers = false, sums_parts = false;
   int wanted = -1;
   std::vector<Way> ways;
 };

@@ -39,12 +39,15 @@ struct Operation {
 
 class ProgramsSimulation {
  public:
-  ProgramsSimulation(const std::vector<const Program*>& programs, const std::vector<hap::Device>& devices,
-                     const WireTimeOf& wire_time, bool with_events)
+  ProgramsSimulation(const std::vector<const Program*>& programs,
+                     const std::vector<std::vector<Group>>& groups, const std::vector<hap::Device>& devices,
+                     const WireTimeOf& wire_time, bool with_events, bool shared_ports)
       : programs_(programs),
+        groups_(groups),
         devices_(devices),
         wire_time_(wire_time),
         with_events_(with_events),
+        shared_ports_(shared_ports),
         ranks_(programs.size()) {}
 
   ProgramsTime run() {
@@ -160,8 +163,7 @@ class ProgramsSimulation {
 
   void begin(int r, const Start& start) {
     Rank& rank = ranks_[static_cast<size_t>(r)];
-    const std::vector<int>& group =
-        programs_[static_cast<size_t>(r)]->groups[static_cast<size_t>(start.group)].ranks;
+    const std::vector<int>& group = groups_[static_cast<size_t>(r)][static_cast<size_t>(start.group)].ranks;
     std::vector<int> members = group;
     const CollectiveRequest& request = start.request;
     const bool sends = request.kind == CollectiveKind::send,
@@ -195,19 +197,35 @@ class ProgramsSimulation {
 
   void finish(Operation& operation, double arrived) {
     const WireTime time = wire_time_(operation.requests[0], operation.ranks);
+    std::map<Machine, double> through;  // machines whose interfaces it passes: until when
+    const auto crosses = [&](int r) { return machine_of(r) != machine_of(operation.ranks[0]); };
+    if (shared_ports_ && std::any_of(operation.ranks.begin(), operation.ranks.end(), crosses))
+      for (size_t m = 0; m < operation.ranks.size(); ++m)
+        if (const Machine machine = machine_of(operation.ranks[m]); through.count(machine) == 0)
+          through[machine] = interfaces_[machine].use(operation.requests[m].kind, arrived, time.busy);
     for (size_t m = 0; m < operation.ranks.size(); ++m) {
       const int r = operation.ranks[m];
       Rank& rank = ranks_[static_cast<size_t>(r)];
-      operation.finished[m] = rank.ways.use(operation.requests[m].kind, arrived, time.busy) + time.latency;
+      const auto interface = through.find(machine_of(r));
+      const double begin = interface == through.end() ? arrived : interface->second - time.busy;
+      operation.finished[m] = rank.ways.use(operation.requests[m].kind, begin, time.busy) + time.latency;
       queue_free_[{operation.queue, r}] = operation.finished[m];
       note(r, *operation.starts[m], operation.finished[m] - time.busy - time.latency, operation.finished[m]);
     }
   }
 
+  using Machine = std::pair<int, int>;  // node and host
+  Machine machine_of(int r) const {
+    const hap::Device& device = devices_[static_cast<size_t>(r)];
+    return {device.node, device.host};
+  }
+
   const std::vector<const Program*>& programs_;
+  const std::vector<std::vector<Group>>& groups_;  // of each rank
   const std::vector<hap::Device>& devices_;
   const WireTimeOf& wire_time_;
-  const bool with_events_;
+  const bool with_events_, shared_ports_;
+  std::map<Machine, RankWays<double>> interfaces_;
   std::vector<Rank> ranks_;
   std::vector<ProgramEvent> events_;
   std::vector<Operation> operations_;
@@ -217,6 +235,68 @@ class ProgramsSimulation {
   std::map<std::pair<int, int>, int> known_;          // operations, by queue and number
   std::map<std::pair<int, int>, double> queue_free_;  // by queue and rank
 };
+
+// Programs of ranks, of which some are alike but for the groups that they are in.
+struct RankPrograms {
+  std::vector<Program> made;
+  std::vector<const Program*> programs;    // by rank
+  std::vector<std::vector<Group>> groups;  // by rank
+};
+
+// Groups of one rank of a mesh as those of another.
+std::vector<Group> moved(std::vector<Group> groups, const StageCut& cut, int from, int to) {
+  const auto place = [&](int rank) {
+    int moved = 0;
+    for (size_t axis = 0; axis < cut.axes.size(); ++axis) {
+      const int a = cut.coordinate(from, axis), b = cut.coordinate(to, axis),
+                own = cut.coordinate(rank, axis);
+      moved = moved * static_cast<int>(cut.axes[axis].shares.size()) + (own == a ? b : own == b ? a : own);
+    }
+    return moved;
+  };
+  for (Group& group : groups) {
+    for (int& rank : group.ranks) rank = place(rank);
+    std::sort(group.ranks.begin(), group.ranks.end());
+  }
+  return groups;
+}
+
+// Of one stage: devices with equal shares along each axis have programs that are alike; where units remain,
+// the first of them has most.
+RankPrograms programs_of_stage(const Graph& graph, const Plan& plan) {
+  const StageCut cut = cut_of(plan, plan.pipelines[0].stages[0]);
+  RankPrograms all;
+  all.made.reserve(static_cast<size_t>(cut.parts()));
+  std::map<Shares, int> known;  // the first rank with such shares
+  for (int rank = 0; rank < cut.parts(); ++rank) {
+    Shares own;
+    for (size_t axis = 0; axis < cut.axes.size(); ++axis)
+      own.push_back(cut.axes[axis].shares[static_cast<size_t>(cut.coordinate(rank, axis))]);
+    const auto [first, fresh] = known.emplace(own, rank);
+    const auto at = static_cast<size_t>(first->second);
+    if (fresh) {
+      all.made.push_back(lower(graph, plan, rank, true));
+      all.programs.push_back(&all.made.back());
+      all.groups.push_back(all.made.back().groups);
+    } else {
+      all.programs.push_back(all.programs[at]);
+      all.groups.push_back(moved(all.groups[at], cut, first->second, rank));
+    }
+  }
+  return all;
+}
+
+RankPrograms programs_of(const Graph& graph, const Plan& plan) {
+  if (plan.pipelines.size() == 1 && plan.pipelines[0].stages.size() == 1)
+    return programs_of_stage(graph, plan);
+  RankPrograms all;
+  all.made = lower_all(graph, plan, true);
+  for (const Program& program : all.made) {
+    all.programs.push_back(&program);
+    all.groups.push_back(program.groups);
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -238,9 +318,11 @@ bool is_better(const ProgramsTime& time, const ProgramsTime& other) {
 
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
                                const std::vector<hap::Device>& devices, const WireTimeOf& wire_time,
-                               bool with_events) {
+                               bool with_events, bool shared_ports) {
   HET_REQUIRE(programs.size() == devices.size(), programs.size(), devices.size());
-  return ProgramsSimulation(programs, devices, wire_time, with_events).run();
+  std::vector<std::vector<Group>> groups;
+  for (const Program* program : programs) groups.push_back(program->groups);
+  return ProgramsSimulation(programs, groups, devices, wire_time, with_events, shared_ports).run();
 }
 
 ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
@@ -255,33 +337,16 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
     places.push_back(found->second);
     devices.push_back(group.devices()[static_cast<size_t>(found->second)]);
   }
-  std::vector<Program> made;
-  std::vector<const Program*> programs;
-  const StageCut cut = cut_of(plan, 0);
-  if (plan.pipelines.size() == 1 && plan.pipelines[0].stages.size() == 1 && cut.axes.size() == 1) {
-    // Devices with equal shares have programs that are alike; where units remain, the first of them has most.
-    std::map<int64_t, size_t> known;
-    std::vector<size_t> alike;
-    for (int rank = 0; rank < static_cast<int>(devices.size()); ++rank) {
-      const auto [place, fresh] = known.emplace(cut.axes[0].shares[static_cast<size_t>(rank)], made.size());
-      if (fresh) made.push_back(lower(graph, plan, rank, true));
-      alike.push_back(place->second);
-    }
-    for (const size_t place : alike) programs.push_back(&made[place]);
-  } else {
-    made = lower_all(graph, plan, true);
-    for (const Program& program : made) programs.push_back(&program);
-  }
-  ProgramsTime time = simulate_programs(
-      programs, devices,
-      [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
-        std::vector<int> members;
-        for (const int rank : ranks) members.push_back(places[static_cast<size_t>(rank)]);
-        return group.wire_time(request, members);
-      },
-      with_events);
+  const RankPrograms all = programs_of(graph, plan);
+  const WireTimeOf wire_time = [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
+    std::vector<int> members;
+    for (const int rank : ranks) members.push_back(places[static_cast<size_t>(rank)]);
+    return group.wire_time(request, members);
+  };
+  ProgramsTime time =
+      ProgramsSimulation(all.programs, all.groups, devices, wire_time, with_events, !group.is_mesh()).run();
   for (size_t r = 0; r < devices.size(); ++r) {
-    time.ranks[r].memory_bytes = static_cast<double>(memory_of(*programs[r]).total());
+    time.ranks[r].memory_bytes = static_cast<double>(memory_of(*all.programs[r]).total());
     time.ranks[r].limit_bytes = devices[r].memory_bytes;
   }
   return time;

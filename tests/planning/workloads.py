@@ -67,7 +67,9 @@ class Workloads(Case):
         shares = {device['share'] for device in report['report']['devices']}
         self.assertEqual(len(shares) > 1, uneven)
         self.assertIn('state = ', report['lua'])
-        plans = {'synthesised': report['lua'], **{other['name']: other['lua'] for other in report['report']['baselines']}}
+        self.assertEqual(len(report['report']['meshes']), slow > 1 and fast > 1 and slow % 2 == fast % 2)   # rows of equal length
+        others = [*report['report']['baselines'], *report['report']['meshes']]
+        plans = {'synthesised': report['lua'], **{other['name']: other['lua'] for other in others}}
         for name, plan in plans.items():
             if not plan or (name != 'synthesised' and plan == plans['synthesised']):
                 continue
@@ -88,6 +90,7 @@ class Workloads(Case):
 
     def test_vit(self):
         self.compare('vit', 1, 2, '10 GB/s')
+        self.compare('vit', 2, 2, '100 MB/s')
 
     def test_bert(self):
         self.compare('bert', 2, 2, '10 GB/s')

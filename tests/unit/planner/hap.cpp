@@ -12,7 +12,9 @@
 #include "core/plan/sharding_spec.h"
 #include "planner/hap/bound.h"
 #include "planner/hap/fitting.h"
+#include "planner/hap/grids.h"
 #include "planner/hap/ratios.h"
+#include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
 #include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/distributed.h"
@@ -369,6 +371,76 @@ TEST_CASE("ranks that run a synthesised program compute what one device does", "
     }
   }
   CHECK(static_cast<int>(seen.size()) > trials);
+}
+
+TEST_CASE("devices stand in rows of a machine, or of like ones", "[hap]") {
+  const auto rows_of = [](const std::vector<Machines>& machines) {
+    std::vector<std::vector<std::vector<int>>> rows;
+    for (const Grid& grid : grids_of(DeviceGroup(cluster_of(machines), Precision::bf16)))
+      rows.push_back(grid.rows);
+    return rows;
+  };
+  using Rows = std::vector<std::vector<int>>;
+  CHECK(rows_of({{"A100-80", 2, 2}}) == std::vector<Rows>{{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}});
+  // Four of a machine, or two and two; the second machine has as many as two rows of four.
+  const auto uneven = rows_of({{"A100-80", 4}, {"H20", 8}});
+  REQUIRE(uneven.size() == 4);
+  CHECK(uneven[0] == Rows{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}});
+  CHECK(uneven[2].size() == 6);
+  CHECK(rows_of({{"A100-80", 3, 1}}).empty());
+  CHECK(rows_of({{"A100-80", 1}, {"H20", 1}, {"A100-80", 1}, {"H20", 1}})[0] == Rows{{0, 2}, {1, 3}});
+}
+
+TEST_CASE("a row is as one device, whose links are those of its devices", "[hap]") {
+  const auto merged = [](bool mesh, const std::vector<std::vector<int>>& sets) {
+    return DeviceGroup(small_cluster(4, 1e9, mesh), Precision::f32).merged(sets);
+  };
+  const DeviceGroup rows = merged(false, {{0, 1}, {2, 3}}), ranks = merged(true, {{0, 1}, {2, 3}}),
+                    columns = merged(false, {{0, 2}, {1, 3}});
+  CHECK(rows.devices()[0].f32_flops == Approx(2 * 3e9));
+  CHECK(rows.devices()[1].f32_flops == Approx(2 * 1e9));
+  CHECK(rows.kinds() == 2);
+  CHECK(rows.link(0, 1).bytes_per_second == 1e9);   // the machines' network interfaces
+  CHECK(ranks.link(0, 1).bytes_per_second == 2e9);  // one for each process
+  CHECK(columns.kinds() == 1);
+  CHECK(columns.link(0, 1).bytes_per_second == 8e9);  // inside of two machines
+  CHECK(columns.link(0, 1).latency_seconds == 2e-6);
+}
+
+TEST_CASE("ranks that run programs along two axes compute what one device does", "[hap]") {
+  const int trials = trials_or(10);
+  int two_axes = 0, judged = 0;
+  for (int trial = 0; trial < trials; ++trial) {
+    const uint64_t seed = first_seed() + static_cast<uint64_t>(trial);
+    Draw draw(seed * 17 + 3);
+    const Graph graph = trial % 6 == 0 ? small_model(trial % 12 == 0, DType::f64)
+                                       : random_model(seed + 1000, 5 + static_cast<int>(draw.below(8)));
+    const PlacementTable table(graph);
+    const double bandwidth = std::pow(10.0, 7 + static_cast<double>(draw.below(40)) / 10);
+    const DeviceGroup group(small_cluster(4, bandwidth, draw.below(2) == 0), Precision::f32);
+    const hap::Request request{&table, &group, static_cast<int>(1 + draw.below(2)), {}, kSamples};
+    const std::vector<Grid> grids = grids_of(group);
+    const std::vector<GridProgram> programs = programs_for(request, grids);
+    INFO("seed " << seed);
+    const Outcome one = distributed::alone(graph, request.microbatches);
+    std::set<std::string> seen;
+    for (const GridProgram& each : programs) {
+      if (seen.size() == 2 || !seen.insert(to_lua(each.plan)).second) continue;
+      INFO(each.grid->name << ": " << to_lua(each.plan));
+      try {
+        lower_all(graph, each.plan, true);
+      } catch (const Error& error) {
+        REQUIRE(error.kind() == ErrorKind::usage);  // parts too small to be cut again
+        continue;
+      }
+      CHECK(judge(graph, each.plan, one, 1e-10).problem == "");
+      const auto cuts = [](const Synthesised& made) { return !made.program.conversions.empty(); };
+      two_axes += cuts(each.between) && cuts(each.within) ? 1 : 0;
+      ++judged;
+    }
+  }
+  CHECK(judged > trials);
+  CHECK(two_axes > trials / 2);
 }
 
 namespace {

@@ -8,6 +8,7 @@
 
 #include "core/base/random.h"
 #include "core/ops/op.h"
+#include "planner/hap/grids.h"
 #include "planner/hap/stages.h"
 #include "planner/lower/lower.h"
 #include "tests/unit/core/trained_gpt.h"
@@ -23,9 +24,9 @@ namespace {
 // A program of one rank: products of n x n matrices, and collectives among all of `ranks`.
 class Writer {
  public:
-  explicit Writer(int ranks) {
-    for (int r = 0; r < ranks; ++r) all_.ranks.push_back(r);
-    program_.groups = {all_};
+  explicit Writer(int ranks) : Writer(ranks_below(ranks)) {}
+  explicit Writer(std::vector<int> ranks) {
+    program_.groups = {{std::move(ranks)}};
     program_.buffers = {{"a", {DType::f32, {kSide, kSide}}}};
   }
   Writer& product() {
@@ -57,7 +58,11 @@ class Writer {
   static constexpr double kFlops = 2.0 * kSide * kSide * kSide;
 
  private:
-  Group all_;
+  static std::vector<int> ranks_below(int count) {
+    std::vector<int> ranks(static_cast<size_t>(count));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
   Program program_;
   std::vector<int> starts_;
   int last_ = -1;
@@ -119,6 +124,23 @@ TEST_CASE("messages of two channels share the sender's way out", "[programs]") {
   CHECK(time.seconds == Approx(9e-3));
 }
 
+TEST_CASE("what devices of a machine send to others at once passes its network interface in turn",
+          "[programs]") {
+  // Two machines of two: the first devices sum among them, and the second ones.
+  Writer first({0, 2}), second({1, 3});
+  for (Writer* each : {&first, &second}) each->start(CollectiveKind::all_reduce, {2000}).await(0);
+  std::vector<hap::Device> devices(4, takes(1));
+  for (size_t d = 0; d < 4; ++d) devices[d].node = static_cast<int>(d / 2);
+  const std::vector<const Program*> programs{&first.program(), &second.program(), &first.program(),
+                                             &second.program()};
+  const double own = simulate_programs(programs, devices, slow_wire).seconds,
+               shared = simulate_programs(programs, devices, slow_wire, false, true).seconds;
+  CHECK(own == Approx(8e-3 + 2e-3));
+  CHECK(shared == Approx(2 * 8e-3));  // the latencies pass beside the other's bytes
+  for (hap::Device& device : devices) device.node = 0;
+  CHECK(simulate_programs(programs, devices, slow_wire, false, true).seconds == Approx(own));
+}
+
 TEST_CASE("programs that wait for each other are refused", "[programs]") {
   Writer one(2), other(2);
   one.start(CollectiveKind::all_gather, {1, 1}).await(0);
@@ -168,6 +190,49 @@ TEST_CASE("the programs of all ranks are those of each", "[programs]") {
   REQUIRE(programs.size() == 3);
   for (int rank = 0; rank < 3; ++rank)
     CHECK(to_string(programs[static_cast<size_t>(rank)]) == to_string(lower(graph, plan, rank, true)));
+}
+
+TEST_CASE("ranks of a mesh that have equal parts have programs that take as long", "[programs]") {
+  const Graph graph = testing::distributed::small_model(true, DType::f32);
+  const PlacementTable table(graph);
+  Cluster cluster;
+  cluster.types = {plain_type("fast", 3e-3, 16), plain_type("slow", 1e-3, 16)};
+  cluster.nodes = {plain_machine("a", "fast", 2), plain_machine("b", "slow", 2),
+                   plain_machine("c", "fast", 2)};
+  cluster.between = {1e-5, 1e7};
+  const hap::DeviceGroup group(cluster, Precision::f32);
+  const hap::Request request{&table, &group, 1, {}, testing::distributed::kSamples};
+  const std::vector<hap::Grid> grids = hap::grids_of(group);
+  int compared = 0;
+  for (const hap::GridProgram& each : hap::programs_for(request, grids)) {
+    std::vector<Program> made;
+    try {
+      made = lower_all(graph, each.plan, true);
+    } catch (const Error&) {
+      continue;
+    }
+    std::vector<const Program*> programs;
+    std::vector<hap::Device> devices;
+    for (const Program& program : made) programs.push_back(&program);
+    std::vector<int> places;
+    for (const std::vector<int>& row : each.grid->rows)
+      for (const int d : row) {
+        places.push_back(d);
+        devices.push_back(group.devices()[static_cast<size_t>(d)]);
+      }
+    const ProgramsTime whole = simulate_programs(
+        programs, devices,
+        [&](const CollectiveRequest& asked, const std::vector<int>& ranks) {
+          std::vector<int> members;
+          for (const int rank : ranks) members.push_back(places[static_cast<size_t>(rank)]);
+          return group.wire_time(asked, members);
+        },
+        false, true);
+    // Where units remain all are taken to have as many as the first.
+    CHECK(simulate_plan(graph, each.plan, group).seconds == Approx(whole.seconds).epsilon(0.05));
+    ++compared;
+  }
+  CHECK(compared >= 2);
 }
 
 TEST_CASE("stages get the layers whose longest stage is shortest", "[programs]") {
