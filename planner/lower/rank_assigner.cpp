@@ -312,6 +312,26 @@ std::vector<ValueId> RankAssigner::parameters_behind(const Node& update) const {
   return parameters;
 }
 
+void RankAssigner::parameters_read(ValueId id, std::set<ValueId>& found) const {
+  if (holders_.count(id) != 0) found.insert(id);
+  const NodeId producer = graph_.values[id].producer;
+  if (producer < 0 || graph_.nodes[producer].op->any_placement) return;
+  for (const ValueId input : graph_.nodes[producer].inputs)
+    if (input != kAbsent) parameters_read(input, found);
+}
+
+bool RankAssigner::updates_here(const Node& update, const RankAssignment& assignment, int tensor) const {
+  const auto holds = [&](ValueId id) { return holders_of(id, tensor).count(assignment.rank) != 0; };
+  const std::vector<ValueId> updated = parameters_behind(update);
+  if (!updated.empty())
+    return std::all_of(updated.begin(), updated.end(),
+                       [&](ValueId id) { return holds(id) && !kept_elsewhere(assignment, id); });
+  std::set<ValueId> read;
+  for (const ValueId id : update.inputs)
+    if (id != kAbsent) parameters_read(id, read);
+  return read.empty() || std::any_of(read.begin(), read.end(), holds);
+}
+
 void RankAssigner::find_assigned(RankAssignment& assignment, int pipeline, int tensor,
                                  const std::set<int>& own) const {
   assignment.assigned.assign(graph_.nodes.size(), false);
@@ -331,10 +351,7 @@ void RankAssigner::find_assigned(RankAssignment& assignment, int pipeline, int t
     if (in_step(static_cast<NodeId>(n))) {
       mine = stages_[pipeline][n] != kAllStages && own.count(stages_[pipeline][n]) != 0 && !is_gathered(node);
     } else if (node.phase == Phase::update && !node.op->in_place.empty()) {
-      const auto updated = parameters_behind(node);
-      mine = updated.empty() || std::all_of(updated.begin(), updated.end(), [&](ValueId id) {
-               return holders_of(id, tensor).count(assignment.rank) != 0 && !kept_elsewhere(assignment, id);
-             });
+      mine = updates_here(node, assignment, tensor);
     }
     if (!mine) continue;
     assignment.assigned[n] = true;

@@ -155,6 +155,10 @@ class RankAssigner {
   // The parameters that a node of the update writes; of one that writes other state alone, those that are
   // updated from its gradients.
   std::vector<ValueId> parameters_behind(const Node& update) const;
+  // The trained parameters that a value is computed from without gradients, as an average of parameters is.
+  void parameters_read(ValueId id, std::set<ValueId>& found) const;
+  // Whether a rank runs a node that writes state in place: it holds the parameters that this belongs to.
+  bool updates_here(const Node& update, const RankAssignment& assignment, int tensor) const;
 
   void find_gradients(RankAssignment& assignment, int pipeline, int tensor,
                       const std::set<int>& own_stages) const;

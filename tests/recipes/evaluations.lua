@@ -5,7 +5,9 @@ local opt = het.options {
   patience = { 0, "evaluations, 0: none" }, change = { -1.5, "min_change, below 0: none" },
   save = { "", "folder", path = "write" }, best = { "", "folder", path = "write" },
   every = { 0, "steps between saves" }, fail = { 0, "after this step" }, held = { "", "label of the rows held out" },
-  stages = { false, "a stage a rank" },
+  stages = { false, "a stage a rank" }, sharded = { false, "optimizer state" },
+  ema = { -0.5, "decay of averages, below 0: none" }, evaluated = { true, "they are" }, saved = { true, "they are" },
+  from = { "", "folder of a model to begin with", path = "read" },
 }
 local rows, x, y = 48, {}, {}
 for i = 1, rows do
@@ -21,10 +23,15 @@ local second = het.nn.layer { name = "second", layers = { inner = het.nn.linear(
 return het.train {
   model = het.nn.sequential { het.nn.linear(2, 4), second },
   data = het.data.pairs { inputs = het.tensor(x), labels = het.tensor(y), holdout = 8 / rows },
-  batch = 4, microbatch = 1, steps = opt.steps, seed = 3,
+  batch = 4, microbatch = 1, steps = opt.steps, seed = 3, from = opt.from ~= "" and opt.from or nil,
+  ema = opt.ema > 0 and (opt.evaluated and opt.saved and opt.ema
+    or { decay = opt.ema, evaluate = opt.evaluated, save = opt.saved }) or nil,
   optimizer = het.optim.sgd { clip = 1, lr = function(step) return step <= opt.falls and 0.05 or opt.rate end },
   plan = opt.stages and het.plan { microbatch = 1,
-    het.pipeline { microbatches = 4, het.stage { "a:0", layers = 1 }, het.stage { "a:1" } } } or nil,
+    het.pipeline { microbatches = 4, het.stage { "a:0", layers = 1 }, het.stage { "a:1" } } }
+    or opt.sharded and het.plan { microbatch = 1, sharded_optimizer = true,
+      het.pipeline { microbatches = 3, het.stage { "a:0" } }, het.pipeline { microbatches = 1, het.stage { "a:1" } } }
+    or nil,
   evaluate = { every = 2, batches = 2, patience = opt.patience > 0 and opt.patience or nil,
     min_change = opt.change >= 0 and opt.change or nil },
   save = opt.save ~= "" and opt.save or nil, save_every = opt.every,

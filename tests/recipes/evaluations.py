@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What follows from the loss of evaluations: early stopping and the best save, over several ranks and after --resume.
+"""What follows from the loss of evaluations: early stopping, the best save and averaged parameters, over several ranks and after --resume.
 
 usage: evaluations.py HETRUN [unittest arguments]
 """
@@ -112,9 +112,7 @@ class EarlyStopping(Case):
                 self.assertEqual((result['steps'], result['best_validation_step']), (12, 6), (step, at))
 
 
-class KeepBest(Case):
-    RISES = ('--falls=6', '--rate=2', '--best=best')
-
+class Saves(Case):
     def files_of(self, folder):
         return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir()
                 if path.is_file() and path.name != '.hetrun'}
@@ -130,6 +128,17 @@ class KeepBest(Case):
             first, last = entry['data_offsets']
             found[name] = struct.unpack(f'<{(last - first) // 4}f', data[8 + size + first:8 + size + last])
         return found
+
+    def assert_same_tensors(self, folder, wanted, **more):
+        found = self.tensors(folder)
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, values in wanted.items():
+            for a, b in zip(values, found[name], strict=True):
+                self.assertAlmostEqual(a, b, msg=(folder, name), **more)
+
+
+class KeepBest(Saves):
+    RISES = ('--falls=6', '--rate=2', '--best=best')
 
     def test_the_best_parameters_are_those_of_a_run_that_ends_there(self):
         err, result = self.run_recipe(*self.RISES, '--steps=12', '--save=model')
@@ -180,12 +189,8 @@ class KeepBest(Case):
                 (('--workers=3', '--elastic=1:3'), {'HETRUN_FAULT': 'rank=0 step=7 at=0.05'})]):
             place = f'best{i}'
             self.run_recipe(*words, '--falls=6', '--rate=2', f'--best={place}', '--steps=12', environment=environment)
-            found = self.tensors(place)
+            self.assert_same_tensors(place, alone, delta=1e-5)
             self.assertEqual(self.step, 6)
-            self.assertEqual(found.keys(), alone.keys())
-            for name, values in alone.items():
-                for a, b in zip(values, found[name], strict=True):
-                    self.assertAlmostEqual(a, b, delta=1e-5, msg=(words, name))
 
     def test_what_another_run_has_written_is_not_replaced(self):
         self.run_recipe('--best=best', '--steps=4')
@@ -199,6 +204,73 @@ class KeepBest(Case):
         self.assertEqual(self.step, 2)
         err, _ = self.run_recipe('--best=./one', '--save=one', '--steps=2', code=2)
         self.assertIn('`save` and `keep_best` are the same folder, one; another one keeps both', err)
+
+
+class Averages(Saves):
+    def test_an_average_is_that_of_the_parameters_after_each_step(self):
+        average = None
+        for step in range(1, 6):
+            self.run_recipe(f'--steps={step}', '--save=plain', '--overwrite')
+            after = self.tensors('plain')
+            average = after if average is None else {
+                name: [0.8 * a + 0.2 * b for a, b in zip(values, after[name])] for name, values in average.items()}
+        self.run_recipe('--steps=5', '--ema=0.8', '--save=model')
+        self.assert_same_tensors('model', average, delta=1e-6)
+        self.run_recipe('--steps=5', '--ema=0.8', '--saved=false', '--save=trained')
+        self.assert_same_tensors('trained', after, delta=0)
+
+    def test_averages_are_evaluated_and_change_no_training(self):
+        def losses():
+            lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            return [line['loss'] for line in lines if 'loss' in line]
+        self.run_recipe('--steps=6')
+        plain, trained = losses(), self.validation()
+        self.run_recipe('--steps=6', '--ema=0.8', '--save=model')
+        averaged = self.validation()
+        self.assertEqual(losses(), plain)
+        self.assertGreater(averaged[6], trained[6] + 1e-3)   # which lags behind a loss that falls
+        self.run_recipe('--steps=2', '--from=model', '--falls=0')   # at so small a rate it stays as it is
+        self.assertAlmostEqual(self.validation()[2], averaged[6], delta=1e-6)
+        self.run_recipe('--steps=6', '--ema=0.8', '--evaluated=false')
+        self.assertEqual(self.validation(), trained)
+
+    def test_a_run_that_goes_on_averages_on(self):
+        for saved in ('true', 'false'):
+            words = ('--ema=0.8', f'--saved={saved}')
+            self.run_recipe(*words, '--steps=6', f'--save=whole_{saved}')
+            whole = self.validation()
+            self.run_recipe(*words, '--steps=4', f'--save=parts_{saved}')
+            self.run_recipe(*words, '--steps=6', f'--save=parts_{saved}', '--resume')
+            self.assertEqual(self.files_of(f'whole_{saved}'), self.files_of(f'parts_{saved}'))
+            self.assertEqual(self.validation(), whole)
+        # What is averaged later, or no more, trains on from the trained parameters.
+        self.run_recipe('--steps=9', '--save=plain')
+        self.run_recipe('--steps=9', '--save=parts_true', '--resume')
+        self.assertEqual(self.files_of('plain'), self.files_of('parts_true'))
+        self.run_recipe('--steps=3', '--save=later')
+        self.run_recipe('--steps=4', '--ema=0.8', '--save=later', '--resume')   # the first ones count alone
+        self.run_recipe('--steps=4', '--save=four')
+        self.assert_same_tensors('later', self.tensors('four'), delta=1e-7)
+
+    def test_the_best_are_averages(self):
+        words = ('--falls=6', '--rate=2', '--ema=0.5')
+        _, result = self.run_recipe(*words, '--best=best', '--steps=12')
+        best = result['best_validation_step']
+        self.assertLess(best, 12)
+        self.run_recipe(*words, f'--steps={best}', '--save=there')
+        self.assertEqual(self.files_of('best'), self.files_of('there'))
+
+    def test_all_plans_average_alike(self):
+        words = ('--steps=9', '--ema=0.8')
+        self.run_recipe(*words, '--save=alone')
+        alone, losses = self.tensors('alone'), self.validation()
+        for i, (more, environment) in enumerate([
+                (('--workers=2',), {}), (('--workers=2', '--stages'), {}), (('--workers=2', '--sharded'), {}),
+                (('--workers=3', '--elastic=1:3'), {'HETRUN_FAULT': 'rank=1 step=6 at=0.5'})]):
+            self.run_recipe(*words, *more, f'--save=ranks{i}', environment=environment)
+            self.assert_same_tensors(f'ranks{i}', alone, delta=1e-5)
+            for step, loss in self.validation().items():
+                self.assertAlmostEqual(loss, losses[step], delta=1e-5 * losses[step])
 
 
 class NotFinite(Case):

@@ -5,6 +5,7 @@
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local adapter = require "het.model.adapter"
+local average = require "het.train.average"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
@@ -365,6 +366,7 @@ local numbers = {
   { "lowest", finite, "a number", optional = true }, { "since", count_of, "a whole number", optional = true },
   { "best_step", count_of, "a whole number", optional = true },
   { "evaluated", count_of, "a whole number", optional = true },
+  { "averages_since", count_of, "a whole number", optional = true },
 }
 
 --- Make what a run saved the initial values of a state; returns the numbers saved with it, or nil without a save.
@@ -386,7 +388,7 @@ function files.set_initial_training(folder, state)
       errors.usage("%s has no '%s'; nothing can go on from this file", path, name)
     end
   end
-  for name, tensor in pairs(tensors) do state:set_initial(name, tensor) end
+  for name, tensor in pairs(tensors) do state:set_initial(average.name_in_run(name), tensor) end
   return about
 end
 
@@ -396,9 +398,14 @@ end
 function files.stored(folder)
   require_folder(folder)
   local config = native.json_read(place_of(folder, "config.json"))
-  local list, trained, collector = {}, true, {}
+  local list, by_name, trained, collector = {}, {}, true, {}
   function collector.set_initial(_, name, tensor)
-    list[#list + 1] = { name = name, tensor = tensor, trained = trained }
+    if by_name[name] then   -- the trained parameter, after an averaged one
+      by_name[name].tensor = tensor
+      return
+    end
+    by_name[name] = { name = name, tensor = tensor, trained = trained }
+    list[#list + 1] = by_name[name]
   end
   if type(config) == "table" and config.model_type == "hetrun" then
     for name, tensor in pairs((read_tensors(folder))) do collector:set_initial(name, tensor) end

@@ -21,7 +21,8 @@ local builder = {}
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
 -- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), and
--- `cache` ({ length = } while generating: tokens that keys and values are kept of)
+-- `cache` ({ length = } while generating: tokens that keys and values are kept of); `in_place_of(builder, name,
+-- parameter, shape)`: what layers compute with in place of a parameter
 function builder.new(settings)
   return setmetatable({
     graph = settings.graph or native.graph(),
@@ -31,6 +32,7 @@ function builder.new(settings)
     samples = settings.samples or 1,
     rounding = settings.rounding or "nearest",
     cache = settings.cache,
+    in_place_of = settings.in_place_of,
     values = {},          -- parameters by name, in the compute precision
     frozen = {},          -- names of parameters that are not trained
     lookup = {},          -- names of tables of embeddings
@@ -134,6 +136,7 @@ function Builder:parameter(parameter, path, hints)
     local value = self.graph:parameter(name, dtype, parameter[2], initial(self, parameter),
       hints and hints[parameter[1]])
     self.frozen[name], self.lookup[name] = parameter.frozen, parameter.lookup
+    if self.in_place_of then value = self.in_place_of(self, name, value, parameter[2]) end
     if dtype ~= computed then value = copy_of(self, value, name) end
     self.values[name] = value
   end

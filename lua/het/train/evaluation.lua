@@ -2,13 +2,14 @@
 --
 -- A run has `validation`, the loss of the last evaluation; `evaluated`, its step; `best` and `best_step`, the lowest
 -- loss and its step; `lowest`, the last loss that was lower than the one before it by `evaluate.min_change`, and
--- `since`, how many evaluations came after that. They are saved with the state, and the same on all ranks.
+-- `since`, how many evaluations came after that. They are saved with the state, and the same on all ranks. So is
+-- `averages_since`, of a run with `ema`: the step that its averages (average.lua) begin after.
 local text = require "het.text"
 
 local evaluation = {}
 
 -- What is saved of a run.
-local names = { "validation", "evaluated", "best", "best_step", "lowest", "since" }
+local names = { "validation", "evaluated", "best", "best_step", "lowest", "since", "averages_since" }
 
 --- What a save or a snapshot keeps of the evaluations: numbers that are finite, by name.
 function evaluation.numbers(run)
@@ -23,6 +24,7 @@ function evaluation.restore(run, kept)
   for _, name in ipairs(names) do run[name] = kept[name] end
   run.evaluated = math.min(kept.evaluated or run.step, run.step)
   run.lowest, run.since = kept.lowest or kept.best, kept.since or 0
+  run.averages_since = run.arguments.ema and (kept.averages_since or run.step) or nil
 end
 
 --- Take over what the rank that has counted most evaluations knows of them.

@@ -1,6 +1,7 @@
 --- The graphs of a run: one that trains (forward, backward, update), one that evaluates. Both describe one micro-batch;
 -- the loss is a sum times `scale`, so that micro-batches add up to the mean over the whole batch.
 local native = require "het.native"
+local average = require "het.train.average"
 local builder = require "het.nn.builder"
 local errors = require "het.errors"
 local op = require "het.op"
@@ -93,8 +94,8 @@ end
 
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step
--- @treturn table { graph, trained, positions, counter }: `trained`, elements of the parameters that are trained;
--- whether it has these inputs
+-- @treturn table { graph, trained, averaged, positions, counter }: `trained`, elements of the parameters that are
+-- trained; `averaged`, whether a parameter is averaged, by name; whether it has these inputs
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
     samples = spec.samples, rounding = spec.optimizer.arguments.rounding }
@@ -123,17 +124,29 @@ function graphs.training(spec)
   local inputs = {
     lr = graph:input("lr", "f32", {}, true), step = b:step(), coefficient = coefficient, precision = spec.precision,
   }
+  if spec.ema then average.update(graph, trained, coefficient) end
   for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
   graph:output("gradient_norm", norm)
-  return { graph = graph, trained = graphs.elements_of(wanted),
+  local averaged = {}
+  for _, parameter in ipairs(spec.average and trained or {}) do averaged[parameter.name] = true end
+  return { graph = graph, trained = graphs.elements_of(wanted), averaged = averaged,
     positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
 end
 
 --- The graph of an evaluation. Output: "loss".
-function graphs.evaluation(spec)
-  local b = builder.new { precision = spec.precision, mode = "evaluate", seed = spec.seed }
+-- @tparam table spec as of graphs.training
+-- @tparam table averaged which parameters are, as graphs.training says
+-- @treturn table { graph, positions, counter, average_weight }: whether it has these inputs
+function graphs.evaluation(spec, averaged)
+  local kept = spec.average
+  local function in_place_of(b, name, parameter, shape)
+    return averaged[name] and average.value(b, kept, name, parameter, shape) or parameter
+  end
+  local b = builder.new { precision = spec.precision, mode = "evaluate", seed = spec.seed,
+    in_place_of = kept and kept.evaluate and in_place_of or nil }
   b.graph:output("loss", graphs.loss(b, spec))
-  return { graph = b.graph, positions = b.values["input:positions"] ~= nil, counter = false }
+  return { graph = b.graph, positions = b.values["input:positions"] ~= nil, counter = false,
+    average_weight = b.values["input:average_weight"] ~= nil }
 end
 
 return graphs

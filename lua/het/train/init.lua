@@ -243,6 +243,13 @@ return define.constructor {
       { "min_change", "number", "with patience: by how much a loss has to be lower to count as lower (default: 0)",
         min = 0 },
     } },
+    { "ema", "number|record", "exponential moving averages of the parameters, by this decay: evaluations and saves "
+      .. "have them; a record says which", above = 0, below = 1, fields = {
+      { "decay", "number", "share of the average that a step keeps", required = true, above = 0, below = 1 },
+      { "evaluate", "boolean", "evaluate the averaged parameters", default = true },
+      { "save", "boolean", "save the averaged parameters as the model; a run that goes on has the trained ones",
+        default = true },
+    } },
     { "sample", "record", "text to write at the end", fields = generate.fields },
     { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
     { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
@@ -291,5 +298,8 @@ return define.constructor {
       .. "started by `hetrun --workers N`)" },
   },
   check = check,
-  build = function(a) return setmetatable({ arguments = a }, Run) end,
+  build = function(a)
+    if type(a.ema) == "number" then a.ema = { decay = a.ema, evaluate = true, save = true } end
+    return setmetatable({ arguments = a }, Run)
+  end,
 }

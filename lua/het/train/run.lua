@@ -2,6 +2,7 @@
 -- it is a session's.
 local native = require "het.native"
 local access = require "het.sandbox.access"
+local average = require "het.train.average"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
@@ -45,9 +46,14 @@ local function restore(self)
   local a = self.arguments
   local about
   if self.resume and a.save then
-    about = files.set_initial_training(a.save, self.state)
+    local there = {}   -- trained parameters, where the model has averaged ones
+    local function set_initial(_, name, tensor)
+      if not there[name] then self.state:set_initial(name, tensor) end
+      there[name] = true
+    end
+    about = files.set_initial_training(a.save, { set_initial = set_initial })
     if about then
-      local metadata = files.set_initial_weights(a.save, a.model, self.state)
+      local metadata = files.set_initial_weights(a.save, a.model, { set_initial = set_initial })
       if tonumber(metadata.step) ~= about.step then
         errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
           a.save, tostring(metadata.step), about.step)
@@ -193,7 +199,10 @@ function Run:save(folder, options)
   together.by_first(self, saving.check, self, folder, options and options.overwrite, merge)
   if merge then
     local state = self:gather()
-    if state then files.save_merged(folder, a.model, state, a.data:vocabulary()) end
+    if state then
+      state = average.saved(self, state, average.of(a) and average.weight(self))
+      files.save_merged(folder, a.model, state, a.data:vocabulary())
+    end
     return
   end
   saving.now(self, folder)

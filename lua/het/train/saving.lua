@@ -7,6 +7,7 @@
 -- last save; and `saving`, what runs beside its steps: { copy =, about =, folder = } while the state is copied, then
 -- { written = }. Saves in one folder wait for each other, and for no other.
 local native = require "het.native"
+local average = require "het.train.average"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
@@ -78,10 +79,13 @@ end
 local function about_of(run)
   local a, about = run.arguments, evaluation.numbers(run)
   about.step, about.cursor, about.seed, about.precision = run.step, run.cursor, a.seed, a.precision
+  about.average_weight = average.of(a) and average.weight(run)   -- which is not saved
   return about
 end
 
 local function begin_writing(run, field, folder, state, about)
+  state = average.saved(run, state, about.average_weight)
+  about.average_weight = nil
   saving.mark_own(run, folder)   -- this rank writes it
   run.saved_steps[field] = about.step
   return files.begin_save(folder, run.arguments.model, state, about, run.arguments.data:vocabulary())

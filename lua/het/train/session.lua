@@ -1,6 +1,7 @@
 --- A session trains a run by one plan, for as long as its cluster stays as it is. It has the plan's graphs, executors
 -- and samplers. What outlives it is the run's: the state, the step and the cursor, which counts samples.
 local native = require "het.native"
+local average = require "het.train.average"
 local chaos = require "het.train.chaos"
 local define = require "het.language.define"
 local errors = require "het.errors"
@@ -36,7 +37,7 @@ end
 function session.spec(a, microbatch, context)
   local inputs, labels = batch_types(a, microbatch, context)
   return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
-           optimizer = a.optimizer, samples = a.batch }
+           optimizer = a.optimizer, samples = a.batch, average = average.of(a), ema = a.ema ~= nil }
 end
 
 local function program_of(self, made)
@@ -148,7 +149,8 @@ function session.new(run, before)
   sampled.split, sampled.start = "train", run.cursor
   self.sampler = a.data:sampler(sampled)
   if a.evaluate.every > 0 and a.data:has_holdout() then
-    local made = graphs.evaluation(spec)
+    local made = graphs.evaluation(spec, training.averaged)
+    self.evaluates_average = made.average_weight
     self.evaluator = executor_of(self, program_of(self, made), made)
     sampled.split, sampled.start = "holdout", 0
     self.holdout = a.data:sampler(sampled)
@@ -179,6 +181,7 @@ function Session:evaluate()
     local batch = self.holdout:next()
     if batch.count > 0 then
       write_batch(self, self.evaluator, batch)
+      if self.evaluates_average then self.evaluator:write("average_weight", average.weight(self.run)) end
       if not self.evaluator:run() then return nil end
       total, counted = total + self.evaluator:number("loss") * batch.count, counted + batch.count
     end
@@ -206,6 +209,7 @@ function Session:train_step()
   local lr = a.optimizer:rate(step, a.steps)
   executor:write("lr", lr)
   executor:write("step", step)
+  if a.ema then executor:write("average_weight", average.weight_of_step(run, step)) end
   if self.has_counter then
     for i = 1, self.own_microbatches do
       local sample = (self.first_microbatch + i - 1) * self.microbatch

@@ -1,0 +1,99 @@
+--- Parameters that evaluations and saves have in place of the trained ones: exponential moving averages (`ema` of
+-- het.train), or the averages that an optimizer keeps itself.
+--
+-- Beside each trained parameter X stands a state of its shape, `prefix` .. X, kept by the steps. The averaged parameter
+-- is (1 - w) · state + w · X, with a weight w of the step. A step updates moving averages with the parameters that it
+-- begins with, so that they lie over the ranks as the parameters do under every plan; the formula adds those that the
+-- last step has left.
+local op = require "het.op"
+
+local average = {}
+
+-- Of a run with `ema`: { prefix =, evaluate =, save = }: whether evaluations and saves have the averages; nil without.
+local function moving(a) return a.ema and { prefix = "ema.", evaluate = a.ema.evaluate, save = a.ema.save } end
+
+--- What a run averages: { prefix =, evaluate =, save =, weight = (of optimizers that average) }, or nil.
+-- @tparam table a het.train's arguments
+function average.of(a) return moving(a) or a.optimizer.average and a.optimizer:average() or nil end
+
+-- The weight of the parameters that a step has left in the average up to them: the first ones count alone.
+local function weight_after(run, step, before)
+  local count = step - run.averages_since
+  if count <= 0 then return before end
+  return count == 1 and 1 or 1 - run.arguments.ema.decay
+end
+
+--- What the training graph gets as "average_weight" in a step.
+function average.weight_of_step(run, step) return weight_after(run, step - 1, 0) end
+
+--- The weight of the trained parameters in the averaged ones, as the run is.
+function average.weight(run)
+  local kept = average.of(run.arguments)
+  return kept.weight or weight_after(run, run.step, 1)
+end
+
+-- (1 - w) · state + w · parameter, of values or tensors; the weight is a number or a scalar
+local function mixed(state, parameter, weight)
+  if type(weight) == "number" then
+    return op.add(op.scale(state, { factor = 1 - weight }), op.scale(parameter, { factor = weight }))
+  end
+  return op.add(op.mul(state, op.shift(op.neg(weight), { amount = 1 })), op.mul(parameter, weight))
+end
+
+--- Add the update of moving averages to a training graph.
+-- @tparam table parameters trained ones: { name =, shape =, value = }
+-- @param coefficient not finite where the step does not count
+function average.update(graph, parameters, coefficient)
+  local weight = graph:input("average_weight", "f32", {}, true)
+  for _, parameter in ipairs(parameters) do
+    local state = graph:buffer("ema." .. parameter.name, "f32", parameter.shape)
+    op.assign(state, mixed(state, parameter.value, weight), coefficient)
+  end
+end
+
+--- What the builder of an evaluation puts in the place of a parameter.
+-- @tparam table kept what average.of gave
+function average.value(builder, kept, name, parameter, shape)
+  local state = builder.graph:buffer(kept.prefix .. name, "f32", shape)
+  return mixed(state, parameter, kept.weight or builder:input("average_weight", "f32", {}, true))
+end
+
+-- Under this name a save has a trained parameter where it has the averaged one under its name.
+local trained = "trained:"
+
+--- The name in a run of what a saved training state has under `name`: a trained parameter is there instead of the
+-- averaged one.
+function average.name_in_run(name)
+  return name:sub(1, #trained) == trained and name:sub(#trained + 1) or name
+end
+
+--- A state as it is saved: the averaged parameters in place of the trained ones, and these under other names, where the
+-- run saves averages; else the state itself.
+-- @param state what has names() and read(name)
+-- @number weight what average.weight gave for the step of the state
+function average.saved(run, state, weight)
+  local kept = average.of(run.arguments)
+  if not kept or not kept.save then return state end
+  local names, averaged = state:names(), {}
+  for _, entry in ipairs(names) do
+    local name = not entry.trained and entry.name:sub(1, #kept.prefix) == kept.prefix
+      and entry.name:sub(#kept.prefix + 1)
+    if name then averaged[name] = true end
+  end
+  local all = {}
+  for _, entry in ipairs(names) do
+    all[#all + 1] = entry
+    if averaged[entry.name] then
+      all[#all + 1] = { name = trained .. entry.name, dtype = entry.dtype, shape = entry.shape, trained = false }
+    end
+  end
+  return {
+    names = function() return all end,
+    read = function(_, name)
+      if averaged[name] then return mixed(state:read(kept.prefix .. name), state:read(name), weight) end
+      return state:read(average.name_in_run(name))
+    end,
+  }
+end
+
+return average
