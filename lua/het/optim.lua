@@ -130,14 +130,17 @@ local function check_decay(name)
   end
 end
 
-local function optimizer(name, sentence, fields, update, example)
+-- `average`: function(arguments): how het.train.average finds the average that it keeps of a parameter; nil of others.
+local function optimizer(name, sentence, fields, update, example, average)
   local all = { unpack(common) }
   for _, field in ipairs(fields) do all[#all + 1] = field end
   optim[name] = define.constructor {
     name = "optim." .. name, sentence = sentence, kind = "optimizer", fields = all,
     example = example or ("optim.%s { lr = 1e-3, clip = 1.0 }"):format(name),
     check = check_decay("optim." .. name),
-    build = function(a) return setmetatable({ name = name, arguments = a, update = update }, Optimizer) end,
+    build = function(a)
+      return setmetatable({ name = name, arguments = a, update = update, average = average and average(a) }, Optimizer)
+    end,
   }
 end
 
@@ -204,11 +207,11 @@ local function write_back(self, step, kept, new, coefficient)
 end
 
 -- An optimizer whose update is written with het.op.
-local function composed(name, sentence, fields, update, example)
+local function composed(name, sentence, fields, update, example, average)
   optimizer(name, sentence, fields, function(self, graph, parameter, gradient, inputs)
     local step, kept = step_of(self, graph, parameter, gradient, inputs)
     write_back(self, step, kept, update(self, step), inputs.coefficient)
-  end, example)
+  end, example, average)
 end
 
 local function beta(name, doc, default) return { name, "number", doc, default = default, min = 0, below = 1 } end
@@ -239,6 +242,18 @@ composed("muon", "Muon (Jordan et al. 2024): the momentum of a hidden matrix mad
   beta("beta2", "AdamW's decay of the mean of their squares", 0.95),
   { "eps", "number", "AdamW's, added to the root of the squares' mean", default = 1e-8, above = 0 },
 }, updates.muon)
+
+composed("schedule_free", "Schedule-free AdamW (Defazio et al. 2024): a warm-up and then the same rate, without an end "
+  .. "that has to be known; evaluations and saves have the average of the steps. Rates of one to ten times AdamW's "
+  .. "serve.", {
+  { "beta1", "number", "how near the average gradients are taken", default = 0.9, min = 0, below = 1 },
+  beta("beta2", "decay of the mean of squared gradients", 0.999),
+  { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
+}, updates.schedule_free, "optim.schedule_free { lr = optim.constant { peak = 3e-3, warmup = 100 } }", function(a)
+  return { prefix = "schedule_free.x.", evaluate = true, save = true, weight = function(state)
+    return updates.schedule_free_weight(a, state)
+  end }
+end)
 
 composed("custom", "An optimizer of your own: a function that says the new values of a parameter and of its state.", {
   { "name", "string", "what it is called in messages and in saved states", default = "custom" },

@@ -358,7 +358,9 @@ ValueId Lowering::gradient_behind(ValueId id) const {
   while (assignment_.gradients.count(id) == 0) {
     const NodeId producer = graph_.values[id].producer;
     if (producer < 0 || graph_.nodes[producer].phase != Phase::update) break;
-    id = graph_.nodes[producer].inputs[0];
+    const std::vector<ValueId>& inputs = graph_.nodes[producer].inputs;
+    if (inputs.empty() || inputs[0] == kAbsent) break;  // a constant
+    id = inputs[0];
   }
   return id;
 }

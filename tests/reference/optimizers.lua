@@ -8,6 +8,7 @@ local opt = het.options {
   steps     = { 50, "optimizer steps" },
   optimizer = { "muon", "which" },
   plan      = { "one", "how ranks share the work" },
+  save      = { "", "folder for the model", path = "write" },
 }
 
 -- AdamW once more, with het.op: it has to do what optim.adamw does.
@@ -31,6 +32,10 @@ local optimizers = {
     weight_decay = 0.1 },
 }
 
+optimizers.ema = optimizers.adamw
+optimizers.schedule_free = optim.schedule_free { lr = optim.constant { peak = 5e-3, warmup = 9 }, weight_decay = 0.1,
+  beta1 = 0.9, beta2 = 0.95, clip = 1 }
+
 local plans = {
   one = nil,
   zero = het.plan { microbatch = 1, sharded_optimizer = true,
@@ -43,4 +48,5 @@ local plans = {
 return het.train {
   model = het.load(opt.folder), data = het.data.tokens { path = opt.tokens, holdout = 0 }, batch = 4, steps = opt.steps,
   precision = "f32", seed = 5, optimizer = optimizers[opt.optimizer], plan = plans[opt.plan], evaluate = { every = 0 },
+  ema = opt.optimizer == "ema" and 0.9 or nil, save = opt.save ~= "" and opt.save or nil,
 }

@@ -5,6 +5,7 @@ Losses of 50 steps agree to 1e-4 at every step, of one rank, and of two that div
 Lion is not in PyTorch: its formula is written out here. PyTorch's Muon multiplies in bf16: here in f32, as hetrun does in f32.
 """
 import json
+import math
 import pathlib
 import subprocess
 import tempfile
@@ -31,6 +32,30 @@ class Lion(torch.optim.Optimizer):
                 m.mul_(0.99).add_(0.01 * p.grad)
 
 
+class ScheduleFree(torch.optim.Optimizer):
+    """AdamW by Algorithm 1 of "The Road Less Scheduled" (Defazio et al. 2024), which gives each parameter as y."""
+
+    def __init__(self, groups, lr, betas, eps):
+        super().__init__(groups, {'lr': lr, 'weight_decay': 0})
+        self.betas, self.eps, self.steps, self.squares = betas, eps, 0, 0
+
+    @torch.no_grad()
+    def step(self):
+        (beta1, beta2), self.steps = self.betas, self.steps + 1
+        rate = self.param_groups[0]['lr'] * math.sqrt(1 - beta2 ** self.steps)
+        self.squares += rate ** 2
+        share = rate ** 2 / self.squares
+        for group in self.param_groups:
+            for p in group['params']:
+                kept = self.state[p]
+                if not kept:
+                    kept.update(x=p.clone(), z=p.clone(), v=torch.zeros_like(p))
+                kept['v'].mul_(beta2).add_((1 - beta2) * p.grad ** 2)
+                kept['z'].sub_(rate * p.grad / (kept['v'].sqrt() + self.eps)).sub_(rate * group['weight_decay'] * p)
+                kept['x'].mul_(1 - share).add_(share * kept['z'])
+                p.copy_((1 - beta1) * kept['z'] + beta1 * kept['x'])
+
+
 def orthogonal(grad, coefficients, steps, eps):
     """torch.optim._muon's iteration, but in f32."""
     a, b, c = coefficients
@@ -49,7 +74,9 @@ def make(name, model):
         vectors = [p for p in parameters if p.dim() < 2]
         return [{'params': matrices, 'weight_decay': decay}, {'params': vectors, 'weight_decay': 0}]
     everything = list(model.parameters())
-    if name in ('adamw', 'custom', 'rate'):
+    if name == 'schedule_free':
+        return [ScheduleFree(groups(everything, 0.1), lr=0, betas=(0.9, 0.95), eps=1e-8)]
+    if name in ('adamw', 'custom', 'rate', 'ema'):
         return [torch.optim.AdamW(groups(everything, 0.1), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)]
     if name == 'lion':
         return [Lion(groups(everything, 0.3), lr=3e-4)]
@@ -86,29 +113,47 @@ class Optimizers(unittest.TestCase):
         metrics = self.folder / 'metrics.jsonl'
         metrics.unlink(missing_ok=True)
         self.hetrun('optimizers.lua', f'--steps={STEPS}', f'--optimizer={name}', f'--plan={plan}', f'--metrics={metrics}',
-                    before=() if plan == 'one' else ('--workers', '2'))
+                    f'--save={self.folder}/{name}_{plan}', before=() if plan == 'one' else ('--workers', '2'))
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         return np.array([line['loss'] for line in lines if 'loss' in line])
 
+    def loss_of(self, model, step):
+        logits = models.logits_of(model, torch.tensor(self.batches['inputs'][step]))
+        labels = torch.tensor(self.batches['labels'][step])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
     def theirs(self, name):
+        """The losses of the steps, and the model that is evaluated after them."""
         model = models.transformers.GPT2LMHeadModel.from_pretrained(self.folder / 'start', attn_implementation='eager')
         losses = []
         optimizers = make(name, model)
-        for step, (inputs, labels) in enumerate(zip(self.batches['inputs'], self.batches['labels'])):
-            logits = models.logits_of(model, torch.tensor(inputs))
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(labels).flatten())
+        averaged = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)) if name == 'ema' else None
+        for step in range(len(self.batches['inputs'])):
+            loss = self.loss_of(model, step)
             model.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group['lr'] = 1e-3 * (1 - step / STEPS) if name == 'rate' else group['lr']
+                    if name == 'rate':
+                        group['lr'] = 1e-3 * (1 - step / STEPS)
+                    if name == 'schedule_free':
+                        group['lr'] = 5e-3 * min(1, (step + 1) / 10)
                 optimizer.step()
+            if averaged:
+                averaged.update_parameters(model)
             losses.append(loss.item())
-        return np.array(losses)
+        if name == 'schedule_free':
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(optimizers[0].state[p]['x'])
+        return np.array(losses), averaged.module if averaged else model
 
     def check(self, name):
-        theirs = self.theirs(name)
+        theirs, model = self.theirs(name)
+        with torch.no_grad():
+            last = self.loss_of(model, -1).item()
         self.assertLess(theirs[-1], 0.9 * theirs[0])
         for plan in ('one', 'zero', 'tensor', 'pipeline'):
             with self.subTest(plan=plan):
@@ -117,9 +162,25 @@ class Optimizers(unittest.TestCase):
                 worst = np.abs(ours / theirs - 1).max()
                 print(f'{name}, {plan}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}, worst relative difference {worst:.1e}')
                 self.assertLess(worst, 1e-4)
+                saved = models.transformers.GPT2LMHeadModel.from_pretrained(self.folder / f'{name}_{plan}',
+                                                                            attn_implementation='eager')
+                with torch.no_grad():
+                    self.assertLess(abs(self.loss_of(saved, -1).item() / last - 1), 1e-4)
 
     def test_custom(self):
         self.check('custom')
+
+    def test_ema(self):
+        self.check('ema')
+        self.ours('adamw', 'one')
+        with torch.no_grad():   # which is another model than the one that is trained
+            trained, averaged = (
+                self.loss_of(models.transformers.GPT2LMHeadModel.from_pretrained(self.folder / folder), -1).item()
+                for folder in ('adamw_one', 'ema_one'))
+        self.assertGreater(abs(averaged / trained - 1), 1e-3)
+
+    def test_schedule_free(self):
+        self.check('schedule_free')
 
     def test_rate(self):
         self.check('rate')

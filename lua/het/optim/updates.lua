@@ -114,4 +114,38 @@ function updates.muon(self, step)
   return { param = moved(step, scaled(orthogonal(ahead, a.iterations, step.precision), size)), momentum = momentum }
 end
 
+-- Of schedule-free optimizers: how much of x the last point z is, from the sum of the squared rates of all steps and
+-- the square of the last one. Before the first step the parameter is x.
+local function share_of_last(sum, last)
+  return op.add(op.div(last, op.clamp_min(sum, { bound = 1e-30 })), op.equal(sum, 0))
+end
+
+--- The weight of the parameter y in the average x after a step: x' = (1 - w) x + w y, where y = (1 - beta1) z
+-- + beta1 x' and x' = (1 - c) x + c z.
+-- @tparam function state state(name), a scalar
+function updates.schedule_free_weight(a, state)
+  local c = share_of_last(state "schedule_free.sum", state "schedule_free.last")
+  return op.div(c, op.shift(op.scale(c, { factor = a.beta1 }), { amount = 1 - a.beta1 }))
+end
+
+--- Schedule-free AdamW (Defazio et al. 2024): gradients are taken at y, between z, which moves as by Adam, and x,
+-- the average of all z. The parameter is y; z follows from it and x, so that what is kept is as much as of AdamW.
+function updates.schedule_free(self, step)
+  local a, old = self.arguments, step.state "x"
+  local sum, last, y = step.state("sum", {}), step.state("last", {}), step.param
+  local weight = updates.schedule_free_weight(a, function(name) return name:find "sum" and sum or last end)
+  local x = op.add(op.mul(old, op.shift(op.neg(weight), { amount = 1 })), op.mul(y, weight))
+  local z = scaled(op.sub(y, scaled(x, a.beta1)), 1 / (1 - a.beta1))
+  local rate = op.mul(step.lr, op.sqrt(debiasing(step, a.beta2)))
+  local new = { x = x, v = average(a.beta2, step.state "v", op.square(step.gradient)), last = op.square(rate) }
+  new.sum = op.add(sum, new.last)
+  local direction = op.div(step.gradient, op.shift(op.sqrt(new.v), { amount = a.eps }))
+  if step.decay ~= 0 then direction = op.add(direction, scaled(y, step.decay)) end
+  z = op.sub(z, op.mul(direction, rate))
+  local c = share_of_last(new.sum, new.last)
+  local next_x = op.add(op.mul(x, op.shift(op.neg(c), { amount = 1 })), op.mul(z, c))
+  new.param = average(a.beta1, next_x, z)
+  return new
+end
+
 return updates

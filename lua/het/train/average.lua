@@ -9,12 +9,13 @@ local op = require "het.op"
 
 local average = {}
 
--- Of a run with `ema`: { prefix =, evaluate =, save = }: whether evaluations and saves have the averages; nil without.
+-- Of a run with `ema`: whether evaluations and saves have the averages; nil without.
 local function moving(a) return a.ema and { prefix = "ema.", evaluate = a.ema.evaluate, save = a.ema.save } end
 
---- What a run averages: { prefix =, evaluate =, save =, weight = (of optimizers that average) }, or nil.
+--- What a run averages: { prefix =, evaluate =, save = }, or nil. Of optimizers that average, it has also
+-- weight(state): w as a scalar, where state(name) is a number that they keep for the parameter.
 -- @tparam table a het.train's arguments
-function average.of(a) return moving(a) or a.optimizer.average and a.optimizer:average() or nil end
+function average.of(a) return moving(a) or a.optimizer.average or nil end
 
 -- The weight of the parameters that a step has left in the average up to them: the first ones count alone.
 local function weight_after(run, step, before)
@@ -26,19 +27,18 @@ end
 --- What the training graph gets as "average_weight" in a step.
 function average.weight_of_step(run, step) return weight_after(run, step - 1, 0) end
 
---- The weight of the trained parameters in the averaged ones, as the run is.
-function average.weight(run)
-  local kept = average.of(run.arguments)
-  return kept.weight or weight_after(run, run.step, 1)
-end
+--- The weight of the trained parameters in moving averages, as the run is; nil where there are none.
+function average.weight(run) return run.arguments.ema and weight_after(run, run.step, 1) or nil end
 
--- (1 - w) · state + w · parameter, of values or tensors; the weight is a number or a scalar
+--- (1 - w) · state + w · parameter, of values or tensors; the weight w is a number or a scalar.
 local function mixed(state, parameter, weight)
   if type(weight) == "number" then
     return op.add(op.scale(state, { factor = 1 - weight }), op.scale(parameter, { factor = weight }))
   end
   return op.add(op.mul(state, op.shift(op.neg(weight), { amount = 1 })), op.mul(parameter, weight))
 end
+
+average.mixed = mixed
 
 --- Add the update of moving averages to a training graph.
 -- @tparam table parameters trained ones: { name =, shape =, value = }
@@ -55,7 +55,10 @@ end
 -- @tparam table kept what average.of gave
 function average.value(builder, kept, name, parameter, shape)
   local state = builder.graph:buffer(kept.prefix .. name, "f32", shape)
-  return mixed(state, parameter, kept.weight or builder:input("average_weight", "f32", {}, true))
+  local weight = kept.weight and kept.weight(function(which)
+    return builder.graph:buffer(("%s.%s"):format(which, name), "f32", {})
+  end)
+  return mixed(state, parameter, weight or builder:input("average_weight", "f32", {}, true))
 end
 
 -- Under this name a save has a trained parameter where it has the averaged one under its name.
@@ -70,7 +73,7 @@ end
 --- A state as it is saved: the averaged parameters in place of the trained ones, and these under other names, where the
 -- run saves averages; else the state itself.
 -- @param state what has names() and read(name)
--- @number weight what average.weight gave for the step of the state
+-- @tparam ?number weight what average.weight gave for the step of the state
 function average.saved(run, state, weight)
   local kept = average.of(run.arguments)
   if not kept or not kept.save then return state end
@@ -90,7 +93,10 @@ function average.saved(run, state, weight)
   return {
     names = function() return all end,
     read = function(_, name)
-      if averaged[name] then return mixed(state:read(kept.prefix .. name), state:read(name), weight) end
+      if averaged[name] then
+        local own = kept.weight and kept.weight(function(which) return state:read(("%s.%s"):format(which, name)) end)
+        return mixed(state:read(kept.prefix .. name), state:read(name), own or weight)
+      end
       return state:read(average.name_in_run(name))
     end,
   }

@@ -189,6 +189,10 @@ local function check(a, report)
     report("keep_best", ("train.keep_best and train.save are both %s; another folder, such as %s/best, works"):format(
       text.value(a.save), a.save))
   end
+  if a.ema and a.optimizer.average then
+    report("ema", ("train.ema: optim.%s evaluates and saves an average already; leave one of them out"):format(
+      a.optimizer.name))
+  end
   if a.resume and a.overwrite then
     report("overwrite", "resume = true goes on with a saved model, overwrite = true replaces it; take one")
   end

@@ -200,7 +200,7 @@ function Run:save(folder, options)
   if merge then
     local state = self:gather()
     if state then
-      state = average.saved(self, state, average.of(a) and average.weight(self))
+      state = average.saved(self, state, average.weight(self))
       files.save_merged(folder, a.model, state, a.data:vocabulary())
     end
     return

@@ -79,7 +79,7 @@ end
 local function about_of(run)
   local a, about = run.arguments, evaluation.numbers(run)
   about.step, about.cursor, about.seed, about.precision = run.step, run.cursor, a.seed, a.precision
-  about.average_weight = average.of(a) and average.weight(run)   -- which is not saved
+  about.average_weight = average.weight(run)   -- which is not saved
   return about
 end
 
