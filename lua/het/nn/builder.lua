@@ -35,6 +35,7 @@ function builder.new(settings)
     in_place_of = settings.in_place_of,
     values = {},          -- parameters by name, in the compute precision
     frozen = {},          -- names of parameters that are not trained
+    given = {},           -- by name, what makes the tensor that a parameter begins with
     lookup = {},          -- names of tables of embeddings
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
@@ -109,11 +110,28 @@ local function copy_of(self, value, name)
   return op.stochastic_cast(value, self:step(), { seed = self.seed, stream = stream_of("rounding of " .. name) })
 end
 
--- How a parameter starts: given, or drawn as GPT-2 does (Radford et al. 2019): normal, with the projections into the
--- residual stream scaled by 1 / sqrt(number of residual additions).
+-- What makes the tensor that a recipe has a parameter begin with; nil where it is drawn.
+local function given(parameter, name, dtype)
+  local init = parameter.init
+  if type(init) ~= "function" and not define.accepts("tensor", init) then return nil end
+  return function()
+    if type(init) ~= "function" then return init:to(dtype) end
+    local made = init({ unpack(parameter[2]) })
+    if not define.accepts("tensor", made) or text.shape(made.shape) ~= text.shape(parameter[2])
+      or not made.dtype:match "^b?f" then
+      errors.usage("%s: the function `init` returned %s; floating-point numbers in the shape %s are needed", name,
+        made == nil and "nothing" or text.value(made), text.shape(parameter[2]))
+    end
+    return made:to(dtype)
+  end
+end
+
+-- How a parameter starts: as the recipe says, or drawn as GPT-2 does (Radford et al. 2019): normal, with the
+-- projections into the residual stream scaled by 1 / sqrt(number of residual additions).
 local function initial(self, parameter)
   if type(parameter.init) == "table" then return parameter.init end
   if parameter.init == "zeros" or parameter.init == "ones" then return { kind = parameter.init } end
+  if parameter.init ~= nil then return { kind = "zeros" } end   -- until it is given
   local shape = parameter[2]
   if #shape < 2 then return { kind = "zeros" } end
   local scale = parameter.deviation or self.deviation or 1 / math.sqrt(shape[#shape])
@@ -133,8 +151,9 @@ function Builder:parameter(parameter, path, hints)
   if not self.values[name] then
     local computed = #parameter[2] >= 2 and not parameter.full and self.precision or "f32"
     local dtype = parameter.frozen and computed or "f32"
+    self.given[name] = given(parameter, name, dtype)
     local value = self.graph:parameter(name, dtype, parameter[2], initial(self, parameter),
-      hints and hints[parameter[1]])
+      hints and hints[parameter[1]], self.given[name])
     self.frozen[name], self.lookup[name] = parameter.frozen, parameter.lookup
     if self.in_place_of then value = self.in_place_of(self, name, value, parameter[2]) end
     if dtype ~= computed then value = copy_of(self, value, name) end
@@ -230,7 +249,8 @@ end
 -- What stands in for a graph at the prompt: parameters are tensors, drawn once and kept in `store`.
 local Eager = {}
 Eager.__index = Eager
-function Eager:parameter(name, dtype, shape, init)
+function Eager:parameter(name, dtype, shape, init, _, given_tensor)
+  if not self.store[name] and given_tensor then self.store[name] = given_tensor():clone() end
   if not self.store[name] then
     local draw = ({ normal = native.randn, uniform = native.uniform })[init.kind]
     if draw then

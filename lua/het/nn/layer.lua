@@ -339,11 +339,17 @@ local function check_parameter(layer_name, name, given)
       type(given) == "userdata" and "a tensor" or text.value(given))
   end
   local init = given.init
+  if type(init) == "function" then return end
+  if define.accepts("tensor", init) then
+    if text.shape(init.shape) == text.shape(given) and init.dtype:match "^b?f" then return end
+    errors.usage("%s.init is %s; floating-point numbers in the shape %s are needed", where, text.value(init),
+      text.shape(given))
+  end
   local drawn = type(init) == "table"   -- else a word, or the default
   local kind = drawn and init.kind or init
   if init ~= nil and not (drawn and kinds_of_init[kind] or kind == "zeros" or kind == "ones") then
-    errors.usage('%s.init = %s is not one of "zeros", "ones", { kind = "normal", scale = 0.02 } and '
-      .. '{ kind = "uniform", scale = 0.1 }', where, text.value(kind))
+    errors.usage('%s.init = %s is not one of "zeros", "ones", { kind = "normal", scale = 0.02 }, '
+      .. '{ kind = "uniform", scale = 0.1 }, a tensor and a function(shape) that returns one', where, text.value(kind))
   end
   if (kind == "normal" or kind == "uniform") and type(init.scale) ~= "number" then
     errors.usage("%s.init: { kind = \"%s\" } needs its scale, a number", where, kind)
@@ -389,8 +395,9 @@ layer.custom = define.constructor {
   kind = "layer",
   fields = {
     { "name", "string", "what it is called in trees and messages", default = "layer" },
-    { "parameters", "table", 'by name: a shape, and init = "zeros", "ones", { kind = "normal", scale = 0.02 } or '
-      .. '{ kind = "uniform", scale = 0.1 } (default: zeros for one dimension, else normal as GPT-2 begins)',
+    { "parameters", "table", 'by name: a shape, and init = "zeros", "ones", { kind = "normal", scale = 0.02 }, '
+      .. '{ kind = "uniform", scale = 0.1 }, a tensor, or a function(shape) that returns one (default: zeros for one '
+      .. 'dimension, else normal as GPT-2 begins)',
       default = {} },
     { "layers", "table", "layers inside it by name; in forward each is a function of self", default = {} },
     { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters",

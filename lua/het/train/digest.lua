@@ -15,8 +15,8 @@ local own_affairs = { data = true, metrics = true, save = true, keep_best = true
 -- Of a corpus: where its files are on this machine.
 local places = { path = true, model = true, vocabulary = true }
 
--- A hash of a tensor's contents, taken piece by piece.
-local function hash_of(tensor)
+--- A hash of a tensor's contents, taken piece by piece.
+function digest.hash_of(tensor)
   local ffi = require "ffi"
   tensor = tensor:contiguous()
   local first, bytes = native.address(tensor)
@@ -70,7 +70,7 @@ function write(value, out, seen)
   elseif kind == "function" then
     out[#out + 1] = lines_of(value)
   elseif kind == "userdata" and pcall(function() return value:numel() end) then
-    out[#out + 1] = ("tensor %s %s %.0f"):format(value.dtype, text.shape(value.shape), hash_of(value))
+    out[#out + 1] = ("tensor %s %s %.0f"):format(value.dtype, text.shape(value.shape), digest.hash_of(value))
   elseif kind ~= "table" then
     out[#out + 1] = kind == "boolean" and tostring(value) or kind
   elseif seen[value] then

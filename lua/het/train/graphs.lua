@@ -94,8 +94,9 @@ end
 
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step
--- @treturn table { graph, trained, averaged, positions, counter }: `trained`, elements of the parameters that are
--- trained; `averaged`, whether a parameter is averaged, by name; whether it has these inputs
+-- @treturn table { graph, trained, averaged, given, positions, counter }: `trained`, elements of parameters that are
+-- trained; by name `averaged`, whether a parameter is averaged, and `given`, what makes the tensor that it begins
+-- with; whether it has these inputs
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
     samples = spec.samples, rounding = spec.optimizer.arguments.rounding }
@@ -129,7 +130,7 @@ function graphs.training(spec)
   graph:output("gradient_norm", norm)
   local averaged = {}
   for _, parameter in ipairs(spec.average and trained or {}) do averaged[parameter.name] = true end
-  return { graph = graph, trained = graphs.elements_of(wanted), averaged = averaged,
+  return { graph = graph, trained = graphs.elements_of(wanted), averaged = averaged, given = b.given,
     positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
 end
 

@@ -45,15 +45,16 @@ end
 local function restore(self)
   local a = self.arguments
   local about
+  self.initial, self.is_fresh = {}, true   -- names of what is there; no session has begun
+  local state = { set_initial = function(_, name, tensor)
+    -- Trained parameters come before the averaged ones that a model may have.
+    if not self.initial[name] then self.state:set_initial(name, tensor) end
+    self.initial[name] = true
+  end }
   if self.resume and a.save then
-    local there = {}   -- trained parameters, where the model has averaged ones
-    local function set_initial(_, name, tensor)
-      if not there[name] then self.state:set_initial(name, tensor) end
-      there[name] = true
-    end
-    about = files.set_initial_training(a.save, { set_initial = set_initial })
+    about = files.set_initial_training(a.save, state)
     if about then
-      local metadata = files.set_initial_weights(a.save, a.model, { set_initial = set_initial })
+      local metadata = files.set_initial_weights(a.save, a.model, state)
       if tonumber(metadata.step) ~= about.step then
         errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
           a.save, tostring(metadata.step), about.step)
@@ -71,7 +72,7 @@ local function restore(self)
     end
   end
   local folder = a.from or rawget(a.model, "folder")
-  if folder then files.set_initial_weights(folder, a.model, self.state) end
+  if folder then files.set_initial_weights(folder, a.model, state) end
   return nil
 end
 

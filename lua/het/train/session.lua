@@ -4,6 +4,7 @@ local native = require "het.native"
 local average = require "het.train.average"
 local chaos = require "het.train.chaos"
 local define = require "het.language.define"
+local digest = require "het.train.digest"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local fault = require "het.train.fault"
@@ -11,6 +12,7 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local peak = require "het.profile.peak"
 local snapshots = require "het.train.snapshots"
+local text = require "het.text"
 local trace = require "het.train.trace"
 
 local Session = {}
@@ -119,6 +121,40 @@ local function take_state(self, program, before)
   end
 end
 
+-- Parameters that the recipe gives values begin with these where the run has no state yet: each rank writes what it
+-- makes, and its program takes its part. Returns their names.
+local function write_given(run, given)
+  local names, hashes = {}, {}
+  for _, name in ipairs(run.is_fresh and text.keys(given) or {}) do
+    if not run.initial[name] then
+      local tensor = given[name]()
+      hashes[#hashes + 1] = ("%s %s"):format(name, digest.hash_of(tensor))
+      if not run.state:has(name) then
+        run.state:write(name, tensor)
+        names[#names + 1] = name
+      end
+    end
+  end
+  if not run.cluster or not next(given) then return names end
+  local all = run.cluster:all_gather(table.concat(hashes, "\n"))
+  for rank, theirs in ipairs(all) do
+    if theirs ~= all[1] then
+      errors.usage("rank %d begins with other values of parameters than rank 0: a function `init` has to return the "
+        .. "same on all ranks, as het.randn does with a seed", rank - 1)
+    end
+  end
+  return names
+end
+
+-- What no program of this rank has taken belongs to other ranks.
+local function drop_unused(run, names)
+  local unused = {}
+  for _, name in ipairs(names) do unused[name] = true end
+  for _, entry in ipairs(run.state:names()) do
+    if unused[entry.name] and not entry.trained then run.state:drop(entry.name) end
+  end
+end
+
 --- All that steps by the run's plan need. Nothing is computed yet. The state of a run that has one comes from the ranks
 -- that have its parts; before that it is read from the run's initial tensors, else initialised.
 -- @tparam[opt] table before the session that trained until now: it is closed once the state is settled
@@ -137,6 +173,7 @@ function session.new(run, before)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
   run.restores = false
+  local given = write_given(run, training.given)
   self.restored_at = native.clock()
   self.first_step = run.step   -- it begins after this one
   if before then before:close "the run goes on in another session" end
@@ -155,7 +192,9 @@ function session.new(run, before)
     sampled.split, sampled.start = "holdout", 0
     self.holdout = a.data:sampler(sampled)
   end
+  drop_unused(run, given)
   run.state:clear_initial()   -- layers of other ranks
+  run.is_fresh = false
   run.has_state = true
   return self
 end
