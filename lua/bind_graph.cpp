@@ -2,9 +2,11 @@
 #include <algorithm>
 
 #include "core/base/nearest.h"
+#include "core/graph/custom_gradient.h"
 #include "core/ops/op.h"
 #include "lua/distributed.h"
 #include "lua/objects.h"
+#include "lua/state.h"
 
 namespace het::lua {
 GraphBuilder& GraphObject::open() {
@@ -112,7 +114,68 @@ int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
 // Tensors beside its values become inputs, which native.run_on_mesh gives it.
 void graph_capture(GraphHandle& graph) { graph->captures = true; }
 
-int graph_gradients(lua_State* L) {  // graph, scalar, {values} -> {[i] = gradient}
+ValueId own_value(lua_State* L, const GraphHandle& graph, int index) {
+  auto& value = check_object<ValueHandle>(L, index);
+  require_own(graph, value);
+  return value.id;
+}
+
+// Calls `backward` of the record, whose nodes then have this layer and scope.
+std::vector<ValueId> call_backward(lua_State* L, const GraphHandle& graph, int record, size_t count,
+                                   ValueId gradient, int32_t layer, int32_t scope) {
+  GraphBuilder& builder = graph->builder;
+  const Phase phase = builder.phase();
+  const int32_t own_layer = builder.layer(), own_scope = builder.scope();
+  builder.set_phase(Phase::backward);
+  builder.set_layer(layer);
+  builder.set_scope(scope);
+  const int top = lua_gettop(L);
+  lua_getfield(L, record, "backward");
+  push_object(L, ValueHandle{graph, gradient});
+  call(L, 1, static_cast<int>(count));
+  builder.set_phase(phase);
+  builder.set_layer(own_layer);
+  builder.set_scope(own_scope);
+  std::vector<ValueId> gradients;
+  for (size_t i = 0; i < count; ++i) {
+    const int at = top + 1 + static_cast<int>(i);
+    gradients.push_back(lua_toboolean(L, at) == 0 ? kAbsent : own_value(L, graph, at));
+  }
+  lua_settop(L, top);
+  return gradients;
+}
+
+// Of { first =, last =, inputs = {values}, output =, backward = function(gradient) } at an index.
+CustomGradient custom_at(lua_State* L, const GraphHandle& graph, int record) {
+  CustomGradient custom;
+  custom.first = static_cast<NodeId>(field<int64_t>(L, record, "first").value_or(0));
+  custom.end = static_cast<NodeId>(field<int64_t>(L, record, "last").value_or(0));
+  lua_getfield(L, record, "output");
+  custom.output = own_value(L, graph, lua_gettop(L));
+  lua_getfield(L, record, "inputs");
+  const int inputs = lua_gettop(L);
+  for (int i = 1; i <= list_size(L, inputs); ++i) {
+    lua_rawgeti(L, inputs, i);
+    custom.inputs.push_back(own_value(L, graph, lua_gettop(L)));
+    lua_pop(L, 1);
+  }
+  lua_pop(L, 2);
+  const auto nodes = static_cast<NodeId>(graph->graph.nodes.size());
+  if (custom.first < 0 || custom.first >= custom.end || custom.end > nodes)
+    fail_usage("a gradient of your own is of nodes {} to {}; the graph has {}", custom.first, custom.end,
+               nodes);
+  if (const std::string problem = problem_of(graph->graph, custom); !problem.empty())
+    fail_usage("op.custom_gradient: forward: {}", problem);
+  const size_t count = custom.inputs.size();
+  custom.gradient = [=](ValueId gradient, int32_t layer, int32_t scope) {
+    return call_backward(L, graph, record, count, gradient, layer, scope);
+  };
+  return custom;
+}
+
+int64_t node_count(ValueHandle& value) { return static_cast<int64_t>(value.owner->graph.nodes.size()); }
+
+int graph_gradients(lua_State* L) {  // graph, scalar, {values}, {records} -> {[i] = gradient}
   auto& graph = check_object<GraphHandle>(L, 1);
   auto& scalar = check_object<ValueHandle>(L, 2);
   require_own(graph, scalar);
@@ -126,8 +189,16 @@ int graph_gradients(lua_State* L) {  // graph, scalar, {values} -> {[i] = gradie
     lua_pop(L, 1);
   }
   graph->open();
+  std::vector<CustomGradient> custom;
+  const int records = lua_istable(L, 4) ? list_size(L, 4) : 0;
+  luaL_checkstack(L, records + 32, "gradients of your own");
+  for (int i = 1; i <= records; ++i) {  // they stay on the stack
+    lua_rawgeti(L, 4, i);
+    if (!lua_istable(L, lua_gettop(L))) fail_usage("a gradient of your own is a table");
+    custom.push_back(custom_at(L, graph, lua_gettop(L)));
+  }
   const auto gradients =
-      wanted.empty() ? std::map<ValueId, ValueId>{} : differentiate(graph->graph, scalar.id, wanted);
+      wanted.empty() ? std::map<ValueId, ValueId>{} : differentiate(graph->graph, scalar.id, wanted, custom);
   lua_newtable(L);
   for (size_t i = 0; i < values.size(); ++i) {
     const auto found = gradients.find(values[i]);
@@ -360,7 +431,9 @@ void add_graph(lua_State* L) {
           bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
           bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
-  set_functions(L, "native.", {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators")});
+  set_functions(L, "native.",
+                {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators"),
+                 bind<&node_count>("node_count")});
 }
 
 }  // namespace het::lua

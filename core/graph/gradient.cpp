@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/graph/custom_gradient.h"
 #include "core/ops/op.h"
 
 namespace het {
@@ -57,8 +58,13 @@ void sort_nodes(Graph& graph) {
 
 class Differentiator {
  public:
-  Differentiator(Graph& graph, ValueId loss, const std::vector<ValueId>& wanted)
-      : graph_(graph), builder_(graph), forward_nodes_(static_cast<NodeId>(graph.nodes.size())), loss_(loss) {
+  Differentiator(Graph& graph, ValueId loss, const std::vector<ValueId>& wanted,
+                 const std::vector<CustomGradient>& custom)
+      : graph_(graph),
+        builder_(graph),
+        forward_nodes_(static_cast<NodeId>(graph.nodes.size())),
+        loss_(loss),
+        custom_(custom) {
     wanted_ = wanted;
     if (wanted_.empty())
       for (size_t i = 0; i < graph.values.size(); ++i)
@@ -74,7 +80,14 @@ class Differentiator {
       fail_usage("the loss is {}; only floating-point losses can be differentiated", type.dtype);
     builder_.set_phase(Phase::backward);
     contributions_[loss_] = {};
-    for (NodeId n = forward_nodes_ - 1; n >= 0; --n) visit(n);
+    for (NodeId n = forward_nodes_ - 1; n >= 0; --n) {
+      if (const CustomGradient* part = ending_at(n)) {
+        visit(*part);
+        n = part->first;
+      } else {
+        visit(n);
+      }
+    }
     std::map<ValueId, ValueId> result;
     for (const ValueId id : wanted_) {
       const ValueId total = gradient_of(id);
@@ -145,6 +158,32 @@ class Differentiator {
     return parts[0];
   }
 
+  // The outermost of those whose last node it is.
+  const CustomGradient* ending_at(NodeId n) const {
+    const CustomGradient* found = nullptr;
+    for (const CustomGradient& part : custom_)
+      if (part.end == n + 1 && (found == nullptr || part.first < found->first)) found = &part;
+    return found;
+  }
+
+  void visit(const CustomGradient& part) {
+    if (contributions_.count(part.output) == 0 || !depends_[part.output]) return;
+    const Node& last = graph_.nodes[part.end - 1];
+    builder_.set_layer(last.layer);
+    builder_.set_scope(last.scope);
+    const int32_t layer = last.layer, scope = last.scope;
+    const std::vector<ValueId> gradients = part.gradient(gradient_of(part.output), layer, scope);
+    HET_REQUIRE(gradients.size() == part.inputs.size(), gradients.size(), part.inputs.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i] == kAbsent || !depends_[part.inputs[i]]) continue;
+      const Shape &given = graph_.type(gradients[i]).shape, &wanted = graph_.type(part.inputs[i]).shape;
+      if (given != wanted)
+        fail_usage("a gradient of your own has shape {}, argument {} has shape {}", to_string(given), i + 1,
+                   to_string(wanted));
+      contributions_[part.inputs[i]].push_back(gradients[i]);
+    }
+  }
+
   void visit(NodeId n) {
     const Node node = graph_.nodes[n];  // a copy: the list grows
     const bool reaches = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
@@ -178,6 +217,7 @@ class Differentiator {
   GraphBuilder builder_;
   NodeId forward_nodes_;
   ValueId loss_;
+  const std::vector<CustomGradient>& custom_;
   std::vector<ValueId> wanted_;
   std::vector<bool> depends_;
   std::map<ValueId, std::vector<ValueId>> contributions_;
@@ -196,8 +236,31 @@ bool is_weight(const Graph& graph, ValueId id) {
 
 void GradientCall::replace(ValueId old, ValueId now) { replacements.emplace_back(old, now); }
 
+std::string problem_of(const Graph& graph, const CustomGradient& custom) {
+  const auto is_inside = [&](ValueId id) {
+    const NodeId producer = graph.values[id].producer;
+    return producer >= custom.first && producer < custom.end;
+  };
+  if (!is_inside(custom.output)) return "the result is not computed by it";
+  for (NodeId n = custom.first; n < custom.end; ++n)
+    for (const ValueId id : graph.nodes[n].inputs) {
+      if (id == kAbsent || is_inside(id) || !is_float(graph.type(id).dtype)) continue;
+      const bool is_argument =
+          std::find(custom.inputs.begin(), custom.inputs.end(), id) != custom.inputs.end();
+      const Role role = graph.values[id].role;
+      if (!is_argument && (role == Role::parameter || role == Role::intermediate))
+        return "it computes with a value that is not among its arguments, so that this would get no gradient";
+    }
+  return {};
+}
+
+std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, const std::vector<ValueId>& wanted,
+                                         const std::vector<CustomGradient>& custom) {
+  return Differentiator(graph, loss, wanted, custom).run();
+}
+
 std::map<ValueId, ValueId> differentiate(Graph& graph, ValueId loss, const std::vector<ValueId>& wanted) {
-  return Differentiator(graph, loss, wanted).run();
+  return differentiate(graph, loss, wanted, {});
 }
 
 }  // namespace het

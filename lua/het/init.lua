@@ -31,6 +31,7 @@ local members = {
   plot = function() return require("het.plot") end,
   mesh = function() return require("het.mesh").new end,
   gradient = function() return require("het.mesh").gradient end,
+  grad = function() return require("het.mesh").grad end,
   explain = function() return require("het.mesh").explain end,
   help = function() return require("het.program.docs").help end,
 }

@@ -1,6 +1,7 @@
 --- `het.mesh`: the ranks of a run in a grid with named axes, tensors that lie over it, and gradients of functions of
 -- such tensors. What runs there is core/mesh.
 local native = require "het.native"
+local custom = require "het.op.custom"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local plan = require "het.plan"
@@ -230,7 +231,7 @@ mesh.gradient = define.document({
     end
     values[i] = graph:input("argument " .. i, dtype, shape)
   end
-  local y = f(unpack(values, 1, count))
+  local records, y = custom.recorded(f, unpack(values, 1, count))
   if type(y) ~= "userdata" or getmetatable(y) ~= "value" then
     errors.usage("het.gradient: the function returned %s; it returns a single number, made of its arguments",
       type(y) == "userdata" and "a tensor" or text.value(y))
@@ -242,7 +243,7 @@ mesh.gradient = define.document({
       .. "of it", y.dtype .. text.shape(sizes))
   end
   if #sizes > 0 then y = require("het.op").reshape(y, { shape = {} }) end
-  local found = graph:gradients(y, values)
+  local found = graph:gradients(y, values, records)
   local wanted, like = { y }, { 0 }
   for i = 1, count do
     if found[i] then wanted[#wanted + 1], like[#like + 1] = found[i], i end
@@ -252,6 +253,19 @@ mesh.gradient = define.document({
   for w = 2, #made do results[like[w]] = made[w] end
   results[count + 1] = made[1]
   return unpack(results, 1, count + 1)
+end)
+
+mesh.grad = define.document({
+  name = "grad", signature = "het.grad(f)",
+  example = "local slope = het.grad(function(x) return op.sum(op.square(x)) end)",
+  sentence = "The gradient of f as a function: het.grad(f)(x, ...) returns the gradients of the number f(x, ...) with "
+    .. "respect to each argument, as het.gradient does.",
+}, function(f)
+  if type(f) ~= "function" then errors.usage("het.grad: a function is needed; it was given %s", text.value(f)) end
+  return function(...)
+    local count = select("#", ...)
+    return unpack({ mesh.gradient(f, ...) }, 1, count)
+  end
 end)
 
 return mesh

@@ -61,6 +61,7 @@ for _, operator in ipairs(native.operators()) do
   }, wrap(operator))
 end
 require "het.op.composed"(op)
+require("het.op.custom").add(op)
 for name in pairs(op) do names[#names + 1] = name end
 table.sort(names)
 

@@ -425,7 +425,12 @@ local nearly_method = {
   all_to_all = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) }, pick { 0, 1, pick(numbers) } end,
   broadcast = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) } end,
   transfer = function() return pick(pool.tensor), "a", pick { 0, 1, pick(numbers) }, pick { 0, 0, pick(numbers) } end,
-  gradients = function() return pick(pool.value), { pick(pool.value) } end,
+  gradients = function()
+    local record = { first = pick { 0, 1, pick(numbers) }, last = pick { 1, 2, pick(numbers) },
+      inputs = pick { { pick(pool.value) }, {}, 7 }, output = pick(pool.value),
+      backward = function(gradient) return pick { gradient, pick(pool.value), 7, false } end }
+    return pick(pool.value), { pick(pool.value) }, pick { { record }, { record, record }, { 7 }, false }
+  end,
 }
 local skipped_methods = {
   data = "a pointer of the ffi", copy_to = "writes files", kill_at = "ends the process in the next run",

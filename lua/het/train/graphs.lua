@@ -3,6 +3,7 @@
 local native = require "het.native"
 local average = require "het.train.average"
 local builder = require "het.nn.builder"
+local custom = require "het.op.custom"
 local errors = require "het.errors"
 local op = require "het.op"
 local source = require "het.language.source"
@@ -101,7 +102,7 @@ function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
     samples = spec.samples, rounding = spec.optimizer.arguments.rounding }
   local graph = b.graph
-  local loss = graphs.loss(b, spec)
+  local records, loss = custom.recorded(graphs.loss, b, spec)
   graph:output("loss", loss)
   local wanted, values = {}, {}
   for _, parameter in ipairs(graph:parameters()) do
@@ -111,7 +112,7 @@ function graphs.training(spec)
     end
   end
   if #wanted == 0 then errors.usage("no parameter of the model is trained: all are frozen") end
-  local gradients = graph:gradients(loss, values)
+  local gradients = graph:gradients(loss, values, records)
   graph:set_phase("update")
   local trained, list = {}, {}
   for i, parameter in ipairs(wanted) do
