@@ -216,6 +216,27 @@ Json json_of(const planner::PlanReport& report) {
                                      {"chunks", std::move(chunks)},
                                      {"memory_bytes", device.memory_bytes},
                                      {"free_bytes", device.free_bytes},
+Json json_of(const planner::StepParts& parts) {
+  Json answer = Json::object_t{};
+  for (const planner::StepPart& part : planner::step_parts()) answer[part.name] = parts.*part.seconds;
+  return answer;
+}
+
+Json json_of(const planner::WhatIf& what) {
+  Json answer = Json::object_t{{"kind", std::string(planner::name_of(what.kind))},
+                               {"what", what.words},
+                               {"text", planner::to_text(what)},
+                               {"step_seconds", what.step_seconds},
+                               {"gain", what.gain},
+                               {"lacks_bytes", what.lacks_bytes}};
+  if (!what.from.empty()) {
+    answer["from"] = what.from;
+    answer["to"] = what.to;
+    answer["bandwidth"] = what.bandwidth;
+  }
+  return answer;
+}
+
                                      {"busy_share", device.busy_share},
                                      {"share", device.share},
                                      {"why", device.why}});
@@ -241,9 +262,12 @@ Json json_of(const planner::PlanReport& report) {
                                {"packing_seconds", report.packing_seconds},
                                {"lower_bound_seconds", report.lower_bound_seconds},
                                {"gap", report.gap},
+                                     {"parts", json_of(device.parts)},
                                {"price_per_hour", report.price_per_hour},
                                {"price_per_billion_tokens", report.price_per_billion_tokens},
                                {"layers_measured", report.layers_measured},
+  Json::array_t helps;
+  for (const planner::WhatIf& what : report.helps) helps.push_back(json_of(what));
                                {"layers_interpolated", report.layers_interpolated},
                                {"layers_extrapolated", report.layers_extrapolated},
                                {"layers_estimated", report.layers_estimated},
@@ -259,6 +283,10 @@ Json json_of(const std::vector<planner::SimEvent>& events) {
   Json::array_t list;
   for (const planner::SimEvent& event : events)
     list.push_back(Json::object_t{{"kind", std::string(planner::name_of(event.kind))},
+                               {"slowest", report.slowest},
+                               {"parts", json_of(report.parts)},
+                               {"binds", Json::array_t(report.binds.begin(), report.binds.end())},
+                               {"helps", std::move(helps)},
                                   {"pipeline", event.pipeline + 1},
                                   {"stage", event.stage + 1},
                                   {"item", event.item + 1},

@@ -16,9 +16,38 @@
 namespace het::planner {
 namespace {
 
+// Of the slowest stage of a pipeline: what fills its time.
+std::string what_fills(const StepParts& parts, const PipelineLayout& pipeline) {
+  const double step = parts.total(), computes = parts.compute + parts.again;
+  if (computes + parts.tensor >= 0.93 * step) return "compute: busy almost all the time; it sets the pace";
+  const double exposed = parts.transfers + parts.gradients + parts.gather;
+  const auto share = [&](double seconds) { return fmt::format("{:.0f} %", 100 * seconds / step); };
+  std::string most = "compute";
+  double longest = computes;
+  const auto consider = [&](const char* name, double seconds) {
+    if (seconds <= longest) return;
+    longest = seconds;
+    most = name;
+  };
+  consider("tensor-parallel collectives", parts.tensor);
+  consider("bubble", parts.bubble);
+  consider("exposed communication", exposed);
+  consider("waiting for other pipelines", parts.waiting);
+  consider("update", parts.update);
+  if (most == "compute")
+    most = "compute: the slowest of its pipeline";
+  else
+    most += fmt::format(": {} of the step", share(longest));
+  if (parts.bubble >= 0.01 * step)
+    most += fmt::format("; {} micro-batches leave {} of the step to fill and drain", pipeline.microbatches,
+                        share(parts.bubble));
+  if (exposed >= 0.01 * step) most += fmt::format("; {} exposed communication", share(exposed));
+  return most;
+}
+
 // Why a device of a stage has what it has, the strongest reason first. `costs` and `free`: of the device.
 std::string reason(const CostTable& costs, double free, const PlanLayout& layout, const StageUse& use,
-                   const std::vector<StageLayout>& chunks, double busiest, double pipeline_seconds) {
+                   const StepParts& parts, const std::vector<StageLayout>& chunks, double busiest) {
   const PipelineLayout& pipeline = layout.pipelines[static_cast<size_t>(use.pipeline)];
   const auto count = static_cast<int>(chunks.size());
   int layers = 0;
@@ -32,13 +61,7 @@ std::string reason(const CostTable& costs, double free, const PlanLayout& layout
   }
   const bool more = layers < costs.layers;
   const double layer = bytes / layers;
-  if (use.busy_seconds >= 0.97 * busiest) {
-    if (use.busy_seconds >= 0.93 * pipeline_seconds)
-      return "compute: busy almost all the time; it sets the pace";
-    return fmt::format(
-        "compute: the slowest of its pipeline; {} micro-batches leave {:.0f} % of the time to fill and drain",
-        pipeline.microbatches, 100 * (1 - use.busy_seconds / pipeline_seconds));
-  }
+  if (use.busy_seconds >= 0.97 * busiest) return what_fills(parts, pipeline);
   if (more && free < layer)
     return fmt::format("memory: another layer takes {}, {} are free{}", show_bytes(layer), show_bytes(free),
                        recompute ? " though it recomputes" : "");
@@ -46,15 +69,16 @@ std::string reason(const CostTable& costs, double free, const PlanLayout& layout
     const double with = use.busy_seconds * (layers + 1) / layers;
     if (with > busiest) return "whole layers: with one more it would be the slowest of its pipeline";
   }
-  if (use.idle_start > 0.1 * pipeline_seconds || use.idle_end > 0.1 * pipeline_seconds)
+  const double filling = use.idle_start + use.idle_end;
+  if (parts.bubble > 0 && filling > 0.2 * use.pipeline_end_seconds)
     return "bubble: waits for the pipeline to fill and drain";
   return "slack: its pipeline's pace is set elsewhere";
 }
 
 // Of the devices of a stage, or of the stages that they take turns with.
 std::vector<DeviceReport> devices_of(const Request& request, const Planned& planned, CostTables& tables,
-                                     const StageUse& use, const std::vector<StageLayout>& chunks,
-                                     double busiest) {
+                                     const StageUse& use, const StepParts& parts,
+                                     const std::vector<StageLayout>& chunks, double busiest) {
   const PlanLayout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
   const Stage& stage =
@@ -80,9 +104,15 @@ std::vector<DeviceReport> devices_of(const Request& request, const Planned& plan
     entry.free_bytes = limit - memory;
     const double busy = own ? use.devices[r].busy_seconds : use.busy_seconds;
     entry.busy_share = (busy + use.update_seconds) / simulation.seconds;
+    entry.parts = parts;
+    // The others of its group set the pace.
+    const double own_share = use.busy_seconds > 0 ? busy / use.busy_seconds : 1;
+    for (double StepParts::*part : {&StepParts::compute, &StepParts::again, &StepParts::tensor})
+      entry.parts.*part *= own_share;
+    entry.parts.tensor += parts.total() - entry.parts.total();
     if (group) entry.share = fmt::format("{}/{}", shares[r], all);
     entry.why = reason(group ? group->of(r) : tables.with_links(layout.tensor), limit - memory, layout, use,
-                       chunks, busiest, simulation.pipeline_seconds);
+                       parts, chunks, busiest);
     devices.push_back(std::move(entry));
   }
   return devices;
@@ -119,6 +149,42 @@ void add_links(const Request& request, const std::set<std::pair<int, int>>& used
     }
 }
 
+// "a:0-3": devices of one host together.
+std::string show_devices(const std::vector<std::string>& devices) {
+  std::string text;
+  for (size_t i = 0; i < devices.size();) {
+    const std::string host = devices[i].substr(0, devices[i].rfind(':'));
+    size_t last = i;
+    while (last + 1 < devices.size() && devices[last + 1].substr(0, devices[last + 1].rfind(':')) == host)
+      ++last;
+    text += (text.empty() ? "" : ", ") + devices[i];
+    if (last > i) text += "-" + devices[last].substr(devices[last].rfind(':') + 1);
+    i = last + 1;
+  }
+  return text;
+}
+
+// What the step goes to where it is slowest, what binds it, and what would help. Memory binds where a change
+// that lacks memory gains as much as kBinds asks of a part divided by three.
+void add_binding(const Request& request, const Planned& planned, const std::vector<StepParts>& parts,
+                 PlanReport& report) {
+  const size_t slowest = slowest_stage(planned.best.simulation);
+  const StageUse& use = planned.best.simulation.stages[slowest];
+  report.slowest_pipeline = use.pipeline;
+  report.slowest_stage = use.stage;
+  report.slowest = show_devices(planned.plan.pipelines[static_cast<size_t>(use.pipeline)]
+                                    .stages[static_cast<size_t>(use.stage)]
+                                    .devices);
+  report.parts = parts[slowest];
+  report.binds = what_binds(report.parts);
+  report.helps = what_helps(request, planned);
+  for (const WhatIf& what : report.helps)
+    if (what.lacks_bytes > 0 && what.gain >= kBinds / 3 && planned.best.simulation.fits) {
+      report.binds.emplace_back("memory");
+      break;
+    }
+}
+
 }  // namespace
 
 std::string show_bandwidth(double bytes_per_second) {
@@ -149,10 +215,13 @@ PlanReport explain(const Request& request, const Planned& planned) {
   std::set<std::string> used;
   std::set<std::pair<int, int>> hosts;
   std::set<int> nodes;
-  for (const StageUse& use : simulation.stages) {
+  const std::vector<StepParts> parts = parts_of_stages(request, planned);
+  add_binding(request, planned, parts, report);
+  for (size_t i = 0; i < simulation.stages.size(); ++i) {
+    const StageUse& use = simulation.stages[i];
     const auto p = static_cast<size_t>(use.pipeline);
     const std::vector<StageLayout> chunks = chunks_of(layout, use.pipeline, use.stage);
-    for (DeviceReport& entry : devices_of(request, planned, tables, use, chunks, busiest[p])) {
+    for (DeviceReport& entry : devices_of(request, planned, tables, use, parts[i], chunks, busiest[p])) {
       used.insert(entry.device);
       report.devices.push_back(std::move(entry));
     }
@@ -267,6 +336,31 @@ std::string assumed(const PlanReport& report) {
 
 }  // namespace
 
+// "what binds: ...", "what helps: ...", a line each.
+std::string binding_text(const PlanReport& report) {
+  constexpr size_t kShown = 4;
+  std::string binds, helps;
+  for (const std::string_view name : report.binds) {
+    binds += binds.empty() ? "" : ", ";
+    if (name == "memory") {
+      const auto what = std::find_if(report.helps.begin(), report.helps.end(),
+                                     [](const WhatIf& each) { return each.lacks_bytes > 0; });
+      binds += fmt::format("memory ({})", to_text(*what));
+      continue;
+    }
+    for (const StepPart& part : step_parts())
+      if (part.name == name)
+        binds += fmt::format("{} ({:.0f} %)", name == "compute" ? "the slowest stage's compute" : part.words,
+                             100 * report.parts.*part.seconds / report.parts.total());
+  }
+  size_t shown = 0;
+  for (const WhatIf& what : report.helps)
+    if (what.lacks_bytes <= 0 && shown++ < kShown) helps += (helps.empty() ? "" : "; ") + to_text(what);
+  return fmt::format(
+      "what binds: {}\nwhat helps, each alone: {}\n", binds.empty() ? "no single part" : binds,
+      helps.empty() ? fmt::format("no change that was simulated gains {:g} %", 100 * kGains) : helps);
+}
+
 std::string to_text(const PlanReport& report) {
   size_t wide = 8;  // of the column of layers
   for (const DeviceReport& device : report.devices) wide = std::max(wide, show_layers(device.chunks).size());
@@ -297,6 +391,8 @@ std::string to_text(const PlanReport& report) {
                       show_seconds(report.update_seconds));
   if (report.pieces > 0)
     text += fmt::format(
+  text += fmt::format("a step on {}, which compute longest: {}\n", report.slowest, to_text(report.parts));
+  text += binding_text(report);
         "stages divide layers differently: gradients are exchanged in up to {} pieces a layer, packing them "
         "takes {}\n",
         report.pieces, show_seconds(report.packing_seconds));

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "planner/policy.h"
+#include "planner/step_parts.h"
+#include "planner/what_if.h"
 
 namespace het::planner {
 
@@ -15,6 +17,7 @@ struct DeviceReport {
   std::vector<StageLayout> chunks;  // its layers: one stage, of an interleaved plan several that take turns
   double memory_bytes = 0, free_bytes = 0;
   double busy_share = 0;  // of the step
+  StepParts parts;        // the step, on this device
   std::string
       share;        // "3/4": of each layer, where its stage shares layers otherwise than the plan's `tensor`
   std::string why;  // what binds it
@@ -39,6 +42,14 @@ struct LinkReport {
 struct PlanReport {
   std::vector<DeviceReport> devices;  // in the order of pipelines and stages
   std::vector<std::string> idle;      // devices that the plan does not use
+  // What the step goes to on the devices that compute longest; of it what binds, the largest part first; and
+  // what would make it shorter, what gains most first.
+  std::string slowest;  // "a:0-3"
+  int slowest_pipeline = 0, slowest_stage = 0;
+  StepParts parts;
+  std::vector<std::string_view>
+      binds;  // StepPart::name, and "memory": recompute or bubble that memory forces
+  std::vector<WhatIf> helps;
   double step_seconds = 0, tokens_per_second = 0;
   double bubble = 0, exposed_seconds = 0, update_seconds = 0;
   double lower_bound_seconds = 0, gap = 0;  // gap: how much longer than the bound, as a share of it

@@ -136,9 +136,9 @@ class BlockingRun {
     HET_REQUIRE(stages[from].group < 0 && stages[to].group < 0, pipeline.source, from, to);
     const int a = pipeline.hosts[from], b = pipeline.hosts[to];
     double start = now, end = now;
-    if (a == b) {
+    if (state_.options.transfers && a == b) {
       end = now + state_.hop_seconds(pipeline, from, to);
-    } else {
+    } else if (state_.options.transfers) {
       const double bytes =
           state_.costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
       const Link& link = state_.costs.link(stages[from].node, stages[to].node);

@@ -93,6 +93,7 @@ class FinishStep {
   ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, size_t first, size_t end,
                              double parameter_bytes) const;
   double unevenness(size_t layer, CollectiveKind collective) const;
+  void count_exposed(size_t layer, double ready, double end, SimEvent::Kind kind);
   void occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind);
   void exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes, double earliest,
                 SimEvent::Kind kind);
@@ -117,7 +118,8 @@ class FinishStep {
   std::vector<Parts> parts_;
   std::vector<DevicePlace> members_;
   std::vector<int> at_node_;
-  double known_ = 0;  // when all ranks know the norms; mesh alone
+  double known_ = 0;             // when all ranks know the norms; mesh alone
+  std::vector<double> updated_;  // when each device group has updated, as SimulatorState::counted_until
 };
 
 // When the last micro-batch has run backward through `layer`, which is in stage s.
@@ -130,7 +132,8 @@ double FinishStep::gradient_ready(const PipelineState& pipeline, const StageLayo
   if (state_.layout->schedule != Schedule::split_backward)
     seconds +=
         node.input[last] - node.input[l] + (stage.recompute ? node.recompute[last] - node.recompute[l] : 0);
-  return pipeline.stages[s].last_start + seconds;
+  return pipeline.stages[s].last_start +
+         seconds * state_.pace_factor(static_cast<size_t>(pipeline.source), s);
 }
 
 void FinishStep::find_holders() {
@@ -393,6 +396,19 @@ double FinishStep::unevenness(size_t layer, CollectiveKind collective) const {
   return most * n / (n - 1);
 }
 
+// What the holders of a layer spend on an exchange that all of them are ready for at `ready`, after their
+// last backward and beside none that was counted: waits for a port count, waits for other holders do not.
+void FinishStep::count_exposed(size_t layer, double ready, double end, SimEvent::Kind kind) {
+  for (size_t p = 0; p < replicas_; ++p) {
+    const size_t workers = state_.class_at(p).workers.size();
+    const size_t group = state_.at(p, static_cast<size_t>(holder_[layer * replicas_ + p]) % workers);
+    double& until = state_.counted_until[group];
+    double& sum = (kind == SimEvent::Kind::reduce ? state_.exposed_exchange : state_.exposed_gather)[group];
+    sum += std::max(0.0, end - std::max(ready, until));
+    until = std::max(until, end);
+  }
+}
+
 // The holders' streams of a layer exchange, and its ports carry it, from `earliest` or when they are free.
 void FinishStep::occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
   const double local = seconds.local, remote = seconds.remote;
@@ -406,6 +422,12 @@ void FinishStep::occupy(size_t layer, const ExchangeSeconds& seconds, double ear
                      [&](int port) { start = std::max(start, out[static_cast<size_t>(port)] - local / 2); });
   }
   const double end = start + local + remote;
+  if (state_.options.details) {
+    double ready = earliest;
+    for (size_t p = 0; kind == SimEvent::Kind::gather && p < replicas_; ++p)
+      ready = std::max(ready, updated_[static_cast<size_t>(at[p])]);
+    count_exposed(layer, ready, end, kind);
+  }
   for (size_t p = 0; p < replicas_; ++p) {
     const auto own = static_cast<size_t>(at[p]);
     stream[own] = end;
@@ -469,6 +491,9 @@ void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, d
 void FinishStep::exchange_gradients() {
   std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
   if (replicas_ < 2) return;
+  for (size_t p = 0; p < replicas_; ++p)
+    for (size_t e = 0; e < state_.class_at(p).workers.size(); ++e)
+      state_.counted_until[state_.at(p, e)] = state_.class_at(p).workers[e].end;
   const auto layers = static_cast<size_t>(costs_.layers);
   const CollectiveKind sum =
       state_.layout->sharded_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
@@ -531,6 +556,7 @@ double FinishStep::update() {
         seconds += state_.update_seconds[state_.at(p, s)];
       for (size_t s = e; s < pipeline.stages.size(); s += workers)
         state_.synced[state_.at(p, s)] = state_.stream_free[state_.at(p, s)] = start + seconds;
+      state_.counted_until[state_.at(p, e)] = start + seconds;
       if (state_.options.events)
         state_.events.push_back(
             {SimEvent::Kind::update, static_cast<int>(p), static_cast<int>(e), 0, start, start + seconds});
@@ -545,6 +571,7 @@ double FinishStep::update() {
 // Sharded weights go back to all that hold the layer; returns the end of the step.
 double FinishStep::gather(double updated) {
   double end = updated;
+  updated_ = state_.synced;
   if (state_.layout->sharded_optimizer && replicas_ > 1) {
     std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
     for (size_t l = 0; l < static_cast<size_t>(costs_.layers); ++l)

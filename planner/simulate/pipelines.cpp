@@ -120,9 +120,9 @@ void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
   const int a = hop != nullptr ? hop->out : pipeline.hosts[from],
             b = hop != nullptr ? hop->in : pipeline.hosts[to];
   double start = now, end = now;
-  if (a == b) {
+  if (options.transfers && a == b) {
     end = now + hop_seconds(pipeline, from, to);
-  } else {
+  } else if (options.transfers) {
     const Link& link = hop != nullptr ? hop->link : costs.link(stages[from].node, stages[to].node);
     double& out = out_free[static_cast<size_t>(a)];
     double& in = in_free[static_cast<size_t>(b)];

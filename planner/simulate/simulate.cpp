@@ -1,6 +1,7 @@
 #include "planner/simulate/simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -38,7 +39,8 @@ void SimulatorState::prepare(const PlanLayout& given, const SimulateOptions& wit
     stage_base.push_back(stages);
     stages += static_cast<int>(pipeline.stages.size());
   }
-  for (auto* values : {&stream_free, &synced, &optimizer_bytes, &update_seconds, &packing_seconds})
+  for (auto* values : {&stream_free, &synced, &optimizer_bytes, &update_seconds, &packing_seconds,
+                       &exposed_exchange, &exposed_gather, &counted_until})
     values->assign(static_cast<size_t>(stages), 0);
   find_groups();
   classify();
@@ -113,7 +115,7 @@ void SimulatorState::classify() {
       });
     }
   }
-  shared = shared && options.contention;
+  shared = shared && options.contention && options.transfers;
   const bool merge = !options.events && (!shared || tasks > options.merge_above);
   class_of.clear();
   size_t used = 0;
@@ -129,6 +131,7 @@ void SimulatorState::classify() {
       for (size_t s = 0; s < stages.size(); ++s) {
         key.insert(key.end(), {stages[s].node, stages[s].first, stages[s].layers, stages[s].recompute,
                                s > 0 && port(stages[s]) == port(stages[s - 1])});
+        if (!options.pace.empty()) key.push_back(static_cast<int>(std::lround(1e6 * pace_factor(p, s))));
         if (stages[s].group < 0) continue;
         const TensorGroup& group = layout->groups[static_cast<size_t>(stages[s].group)];
         key.push_back(-static_cast<int>(group.places.size()));
@@ -177,10 +180,11 @@ void SimulatorState::fill(PipelineState& state, size_t source) {
     const NodeCosts& node = pace_of(stage);
     const auto first = static_cast<size_t>(stage.first), last = first + static_cast<size_t>(stage.layers);
     StageState& to = state.stages[s];
-    to.forward = node.forward[last] - node.forward[first];
-    to.input = node.input[last] - node.input[first];
-    to.weight = node.weight[last] - node.weight[first];
-    to.backward = to.input + (stage.recompute ? node.recompute[last] - node.recompute[first] : 0) +
+    const double pace = pace_factor(source, s);
+    to.forward = pace * (node.forward[last] - node.forward[first]);
+    to.input = pace * (node.input[last] - node.input[first]);
+    to.weight = pace * (node.weight[last] - node.weight[first]);
+    to.backward = to.input + (stage.recompute ? pace * (node.recompute[last] - node.recompute[first]) : 0) +
                   (layout->schedule == Schedule::split_backward ? 0 : to.weight);
     to.held_bytes = costs.held_bytes(stage.first, stage.first + stage.layers, stage.recompute);
     state.hosts.push_back(port(stage));
@@ -292,6 +296,11 @@ StageUse SimulatorState::use_of(size_t p, size_t e, double pipelines_end) const 
   use.busy_seconds = pipeline.workers[e].busy_seconds;
   use.idle_start = pipeline.stages[e].first_start;
   use.idle_end = pipelines_end - pipeline.workers[e].end;
+  use.end_seconds = pipeline.workers[e].end;
+  for (const SimWorker& worker : pipeline.workers)
+    use.pipeline_end_seconds = std::max(use.pipeline_end_seconds, worker.end);
+  use.exchange_seconds = exposed_exchange[at(p, e)];
+  use.gather_seconds = exposed_gather[at(p, e)];
   for (size_t s = e; s < stages.size(); s += pipeline.workers.size()) {
     use.update_seconds += update_seconds[at(p, s)];
     use.in_flight += pipeline.stages[s].peak;
@@ -308,7 +317,8 @@ StageUse SimulatorState::use_of(size_t p, size_t e, double pipelines_end) const 
 
 Simulation Simulator::run(const PlanLayout& layout, const SimulateOptions& options) {
   SimulatorState& state = *state_;
-  HET_REQUIRE(options.contention || (!options.events && !options.runtime.blocking));
+  HET_REQUIRE(options.contention ||
+              (!options.events && !options.runtime.blocking && options.transfers && options.pace.empty()));
   if (const auto problems = problems_of(options.runtime, layout.schedule, layout.warmup); !problems.empty())
     fail_usage("{}", problems[0]);
   if (options.runtime.blocking && !layout.groups.empty())

@@ -25,6 +25,10 @@ struct SimulateOptions {
   // before their gradients do, and all is known from the order of operations, many times sooner: a search's
   // first estimate.
   bool contention = true;
+  // What would be: transfers between stages that take no time; and the seconds that stages compute, each a
+  // multiple, by pipeline and device group (empty: as they are). Both need contention.
+  bool transfers = true;
+  std::vector<std::vector<double>> pace = {};
   // Pipelines that are alike are simulated once when they do not share a port, or when there are more
   // stage-micro-batch pairs than this; shared ports then divide their bandwidth evenly.
   int64_t merge_above = 20000;
@@ -40,6 +44,11 @@ struct StageUse {
   int pipeline = 0, stage = 0;
   double busy_seconds = 0;  // forward, backward, recompute
   double update_seconds = 0;
+  // When its last backward ends, and that of its pipeline's last stage to finish; then the parts of the step
+  // that its exchange of gradients, and of sharded weights, take beside nothing else, from when all that take
+  // part are ready.
+  double end_seconds = 0, pipeline_end_seconds = 0;
+  double exchange_seconds = 0, gather_seconds = 0;
   double memory_bytes = 0, limit_bytes = 0;  // of one device; of several kinds the one with least to spare
   int in_flight = 0;                         // most micro-batches held at once
   double idle_start = 0,

@@ -126,6 +126,9 @@ struct SimulatorState {
   std::vector<int> stage_base;
   std::vector<double> stream_free, synced, optimizer_bytes, update_seconds;
   std::vector<double> packing_seconds;
+  // With details, of device groups: StageUse::exchange_seconds and gather_seconds; and the end of what was
+  // counted of them. [stage_base[p] + group]
+  std::vector<double> exposed_exchange, exposed_gather, counted_until;
   std::vector<int> holder, holder_at;  // of FinishStep
   std::vector<double> layer_shares;    // of each layer: all its holders' optimizer shares together
   std::vector<int> port_stamp, port_count;
@@ -167,6 +170,12 @@ struct SimulatorState {
   double optimizer_part(const StageLayout& stage, size_t layer) const {
     if (!layout->sharded_optimizer) return 1;
     return stage.share / std::max(layer_shares[layer], 1.0);
+  }
+  // SimulateOptions::pace of a stage.
+  double pace_factor(size_t pipeline, size_t stage) const {
+    if (options.pace.empty()) return 1;
+    const std::vector<double>& groups = options.pace[pipeline];
+    return groups[stage % groups.size()];
   }
   size_t at(size_t pipeline, size_t stage) const { return static_cast<size_t>(stage_base[pipeline]) + stage; }
   const PipelineState& class_at(size_t pipeline) const {

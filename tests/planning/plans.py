@@ -19,7 +19,8 @@ class Plans(Case):
     def test_every_device_and_figure_is_told(self):
         out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')
         for words in ('device', 'layers', 'memory', 'free', 'busy', 'why', 'tokens/s', 'bubble', 'exposed communication',
-                      'no plan takes less than', 'for a billion tokens', 'estimated from the data sheet', 'het.plan {'):
+                      'no plan takes less than', 'for a billion tokens', 'estimated from the data sheet', 'het.plan {',
+                      'which compute longest: compute', 'what binds: ', 'what helps, each alone: '):
             self.assertIn(words, out)
 
     def test_what_is_hardly_meant_is_noted(self):
@@ -239,6 +240,27 @@ class Simulations(Case):
         (self.folder / 'plan.lua').write_text(reply['lua'])
         self.recipe('nil')
         again = self.json_of('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
+    def test_what_a_step_goes_to_and_what_would_make_it_shorter(self):
+        cluster = ('local het = require "het"\nreturn het.cluster { bandwidth = "%s", latency = "50 us",\n'
+                   '  het.node { name = "a", type = "T4", devices = 2 }, het.node { name = "t", type = "T4", devices = 2 } }\n')
+        (self.folder / 'cluster.lua').write_text(cluster % '10 Mbit/s')
+        self.recipe('het.plan { microbatch = 1, het.pipeline { microbatches = 8, het.stage { "a:0", layers = 5 }, '
+                    'het.stage { "t:0" } } }')
+        report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
+        for parts in (report['parts'], *(device['parts'] for device in report['devices'])):
+            self.assertAlmostEqual(sum(parts.values()) / report['step_seconds'], 1, delta=1e-9)
+        self.assertIn(report['slowest'], ('a:0', 't:0'))
+        self.assertEqual(report['binds'][0], 'transfers')
+        best = report['helps'][0]
+        self.assertEqual((best['kind'], best['from'], best['to']), ('link', 'a', 't'))
+        out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua')
+        self.assertRegex(out, r'what binds: transfers between stages \(\d+ %\)')
+        self.assertRegex(out, r'what helps, each alone: the link between a and t \(10 Mbit/s\) twice as fast: .* a step \(-')
+        # What it promises is what a simulation on such links finds.
+        (self.folder / 'cluster.lua').write_text(cluster % '20 Mbit/s')
+        faster = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
+        self.assertAlmostEqual(faster['step_seconds'] / best['step_seconds'], 1, delta=1e-9)
+
         self.assertEqual(again['report'], reply['report'])
         self.assertGreaterEqual(reply['report']['gap'], 0)
         self.assertEqual([device['share'] for device in reply['report']['devices']], ['3/4', '1/4', ''])

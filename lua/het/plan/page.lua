@@ -2,6 +2,7 @@
 -- changing to the plan moves, what is done after a loss, the plan itself.
 -- No scripts, nothing fetched; it follows the reader's light or dark setting.
 local native = require "het.native"
+local parts_of_step = require "het.plan.parts"
 local planning = require "het.plan.command"
 local text = require "het.text"
 
@@ -38,6 +39,7 @@ th { color: var(--soft); font-weight: 500; font-size: 13px; } td.number { white-
 .bar { background: var(--panel); border: 1px solid var(--line); border-radius: 4px; height: 14px; width: 150px;
   overflow: hidden; }
 .bar div { height: 100%; background: var(--used); }
+.parts { display: flex; height: 22px; border: 1px solid var(--line); border-radius: 4px; overflow: hidden; }
 .note { margin: 14px 0 0; color: var(--ink); }
 .soft { color: var(--soft); font-size: 13px; }
 .zone { border: 1px solid var(--line); border-radius: 10px; padding: 10px 12px 12px; margin: 0 0 12px; }
@@ -504,7 +506,7 @@ function page.html(title, answer)
     ("<title>%s</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n"):format(escape(title), style),
     ("<h1>%s</h1>\n<p>%s: %s parameters in %d layers, %s. %s</p>\n"):format(escape(title), escape(model.name),
       escape(text.count(model.parameters)), #model.layers, escape(model.precision), times_of(report)),
-    figures(report), notes(answer),
+    figures(report), notes(answer), parts_of_step.html(report, escape),
     "\n<h2>Cluster</h2>\n", cluster(answer),
     "\n<h2>One step</h2>\n<p>Compute above, communication below it, on each device.", about_rows(rows), "</p>\n",
     gantt(answer, rows),

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/unit/planner/planned.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
@@ -48,21 +49,12 @@ TEST_CASE("a plan says of each device type what was measured") {
     request.profile.points.push_back(
         {"block", "A100-80", 1, microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.01 * microbatch, 0.001});
   request.profile.links = {{"A100-80", "a", "a", {{1e6, 1e-4}}}};
-  Evaluator evaluator(request);
-  Planned planned;
   const auto layers = request.model.count();
   for (const int microbatch : {1, 2}) {
     PlanLayout layout;
     layout.microbatch = microbatch;
     layout.pipelines = {{32 / microbatch, {{0, 0, 0, 20}, {1, 0, 20, layers - 20}}}};
-    planned.best = evaluator.simulate(layout, "given");
-    planned.plan = to_plan(layout, request.cluster);
-    SimulateOptions details;
-    details.details = true;
-    planned.best.simulation =
-        simulate(planned.plan, request.cluster, request.model, request.profile, details);
-    planned.feasible = true;
-    const PlanReport report = explain(request, planned);
+    const PlanReport report = explain(request, planned_of(request, layout));
     REQUIRE(report.sources.size() == 2);
     CHECK(report.sources[0].type == "A100-80");
     CHECK(report.sources[0].layers_measured == (microbatch == 2 ? layers - 2 : 0));
@@ -98,23 +90,6 @@ TEST_CASE("what a device that is full or slow is bound by is named") {
   CHECK(compute);
   CHECK(memory);
 }
-
-namespace {
-
-// A layout of a request's cluster with its simulation, as simulate gives it.
-Planned planned_of(const Request& request, const PlanLayout& layout) {
-  Evaluator evaluator(request);
-  Planned planned;
-  planned.best = evaluator.simulate(layout, "given");
-  planned.plan = to_plan(layout, request.cluster);
-  SimulateOptions details;
-  details.details = true;
-  planned.best.simulation = simulate(planned.plan, request.cluster, request.model, request.profile, details);
-  planned.feasible = true;
-  return planned;
-}
-
-}  // namespace
 
 TEST_CASE("a device of an interleaved plan is explained by all the layers that it holds") {
   Request request;
