@@ -9,6 +9,7 @@
 #include "core/base/units.h"
 #include "lua/objects.h"
 #include "lua/planning.h"
+#include "planner/cluster/type_sources.h"
 #include "planner/explain.h"
 #include "planner/fallback.h"
 #include "planner/lower/lower.h"
@@ -93,6 +94,28 @@ int known_types(lua_State* L) {
   return Convert<std::vector<std::string>>::push(L, names);
 }
 
+// What is known of each type: {name, f32, bf16, f16 (FLOP/s; 0: none), memory, memory_bandwidth, bandwidth
+// and latency between two of a machine, efficiency, source, remark}.
+int device_type_list(lua_State* L) {
+  Json::array_t types;
+  for (const planner::DeviceType& type : planner::known_device_types()) {
+    const planner::TypeSource published = planner::source_of(type.name);
+    types.push_back(Json::object_t{{"name", type.name},
+                                   {"f32", type.f32_flops},
+                                   {"bf16", type.bf16_flops},
+                                   {"f16", type.f16_flops},
+                                   {"memory", type.memory_bytes},
+                                   {"memory_bandwidth", type.memory_bytes_per_second},
+                                   {"bandwidth", type.inside.bytes_per_second},
+                                   {"latency", type.inside.latency_seconds},
+                                   {"efficiency", type.efficiency},
+                                   {"source", std::string(published.source)},
+                                   {"remark", std::string(published.remark)}});
+  }
+  push_json(L, types);
+  return 1;
+}
+
 planner::Objective objective_named(const std::string& name) {
   for (const auto objective :
        {planner::Objective::time, planner::Objective::cost, planner::Objective::progress})
@@ -134,8 +157,8 @@ bool says_sharding(const Plan& plan) {
   return false;
 }
 
-// {cluster, batch, tokens, name, objective, profile, extensions, old, near} of the graph of a micro-batch of
-// one sample.
+// {cluster, batch, tokens, name, objective, profile, extensions, old, near, cheaper} of the graph of a
+// micro-batch of one sample.
 Request request_at(lua_State* L, const Graph& graph, int index) {
   Request request;
   lua_getfield(L, index, "cluster");
@@ -159,6 +182,7 @@ Request request_at(lua_State* L, const Graph& graph, int index) {
   if (request.old && says_sharding(*request.old))
     request.state = std::make_shared<planner::ModelState>(planner::state_of(graph));
   request.near = field<double>(L, index, "near").value_or(request.near);
+  request.cheaper = field<bool>(L, index, "cheaper").value_or(false);
   request.runtime = runtime_of(field<std::string>(L, index, "runtime").value_or(""));
   int most = 1;
   for (const planner::Machine& node : request.cluster.nodes) most = std::max(most, node.devices);
@@ -192,6 +216,27 @@ Json json_of(const planner::Replanned& moved) {
                         {"near", moved.near}};
 }
 
+Json json_of(const planner::StepParts& parts) {
+  Json answer = Json::object_t{};
+  for (const planner::StepPart& part : planner::step_parts()) answer[part.name] = parts.*part.seconds;
+  return answer;
+}
+
+Json json_of(const planner::WhatIf& what) {
+  Json answer = Json::object_t{{"kind", std::string(planner::name_of(what.kind))},
+                               {"what", what.words},
+                               {"text", planner::to_text(what)},
+                               {"step_seconds", what.step_seconds},
+                               {"gain", what.gain},
+                               {"lacks_bytes", what.lacks_bytes}};
+  if (!what.from.empty()) {
+    answer["from"] = what.from;
+    answer["to"] = what.to;
+    answer["bandwidth"] = what.bandwidth;
+  }
+  return answer;
+}
+
 Json json_of(const planner::PlanReport& report) {
   Json::array_t devices, links;
   for (const planner::LinkReport& link : report.links)
@@ -216,31 +261,13 @@ Json json_of(const planner::PlanReport& report) {
                                      {"chunks", std::move(chunks)},
                                      {"memory_bytes", device.memory_bytes},
                                      {"free_bytes", device.free_bytes},
-Json json_of(const planner::StepParts& parts) {
-  Json answer = Json::object_t{};
-  for (const planner::StepPart& part : planner::step_parts()) answer[part.name] = parts.*part.seconds;
-  return answer;
-}
-
-Json json_of(const planner::WhatIf& what) {
-  Json answer = Json::object_t{{"kind", std::string(planner::name_of(what.kind))},
-                               {"what", what.words},
-                               {"text", planner::to_text(what)},
-                               {"step_seconds", what.step_seconds},
-                               {"gain", what.gain},
-                               {"lacks_bytes", what.lacks_bytes}};
-  if (!what.from.empty()) {
-    answer["from"] = what.from;
-    answer["to"] = what.to;
-    answer["bandwidth"] = what.bandwidth;
-  }
-  return answer;
-}
-
                                      {"busy_share", device.busy_share},
+                                     {"parts", json_of(device.parts)},
                                      {"share", device.share},
                                      {"why", device.why}});
   }
+  Json::array_t helps;
+  for (const planner::WhatIf& what : report.helps) helps.push_back(json_of(what));
   Json::array_t sources;
   for (const planner::SourceReport& source : report.sources)
     sources.push_back(Json::object_t{{"type", source.type},
@@ -256,18 +283,21 @@ Json json_of(const planner::WhatIf& what) {
                                {"step_seconds", report.step_seconds},
                                {"tokens_per_second", report.tokens_per_second},
                                {"bubble", report.bubble},
+                               {"slowest", report.slowest},
+                               {"parts", json_of(report.parts)},
+                               {"binds", Json::array_t(report.binds.begin(), report.binds.end())},
+                               {"helps", std::move(helps)},
                                {"exposed_seconds", report.exposed_seconds},
                                {"update_seconds", report.update_seconds},
                                {"pieces", report.pieces},
                                {"packing_seconds", report.packing_seconds},
                                {"lower_bound_seconds", report.lower_bound_seconds},
                                {"gap", report.gap},
-                                     {"parts", json_of(device.parts)},
                                {"price_per_hour", report.price_per_hour},
                                {"price_per_billion_tokens", report.price_per_billion_tokens},
+                               {"preemptions_per_hour", report.preemptions_per_hour},
+                               {"goodput", report.goodput},
                                {"layers_measured", report.layers_measured},
-  Json::array_t helps;
-  for (const planner::WhatIf& what : report.helps) helps.push_back(json_of(what));
                                {"layers_interpolated", report.layers_interpolated},
                                {"layers_extrapolated", report.layers_extrapolated},
                                {"layers_estimated", report.layers_estimated},
@@ -283,10 +313,6 @@ Json json_of(const std::vector<planner::SimEvent>& events) {
   Json::array_t list;
   for (const planner::SimEvent& event : events)
     list.push_back(Json::object_t{{"kind", std::string(planner::name_of(event.kind))},
-                               {"slowest", report.slowest},
-                               {"parts", json_of(report.parts)},
-                               {"binds", Json::array_t(report.binds.begin(), report.binds.end())},
-                               {"helps", std::move(helps)},
                                   {"pipeline", event.pipeline + 1},
                                   {"stage", event.stage + 1},
                                   {"item", event.item + 1},
@@ -345,6 +371,15 @@ Json answer_of(const Request& request, const Planned& planned, const Graph& grap
   answer["plan"] = plan_json(planned.plan);
   answer["report"] = json_of(report);
   answer["cluster"] = cluster_json(request.cluster);
+  if (const auto& cheaper = planned.cheaper)
+    answer["cheaper"] = Json::object_t{{"text", planner::to_text(*cheaper)},
+                                       {"devices", cheaper->devices},
+                                       {"step_seconds", cheaper->seconds},
+                                       {"speed", cheaper->speed},
+                                       {"price", cheaper->price},
+                                       {"by_price", cheaper->by_price},
+                                       {"plan", plan_json(cheaper->plan)},
+                                       {"lua", to_lua(cheaper->plan)}};
   if (events) {
     planner::SimulateOptions options;
     options.events = true;
@@ -391,6 +426,13 @@ Planned runnable_plan(const Request& request, const std::string& policy, const G
     Request alike = request;
     alike.extensions.mixed_stages = false;
     planned = planner::plan_with(alike, policy);
+  }
+  if (planned.cheaper) {
+    try {
+      require_exchange(graph, planned.cheaper->plan);
+    } catch (const Error&) {
+      planned.cheaper.reset();
+    }
   }
   return planned;
 }
@@ -661,10 +703,11 @@ void add_planner(lua_State* L) {
                 {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
                  bind<&simulate_measured>("simulate_measured"), bind<&planning_problem>("planning_problem"),
                  bind<&cluster_problems>("cluster_problems"), bind<&price_problem>("price_problem"),
-                 bind<&known_types>("device_types"), bind<&pace_of>("pace"), bind<&policies>("policies"),
-                 bind<&extensions>("extensions"), bind<&bandwidth_text>("show_bandwidth"),
-                 bind<&takes_extensions>("takes_extensions"), bind<&bandwidth_from>("parse_bandwidth"),
-                 bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
+                 bind<&known_types>("device_types"), bind<&device_type_list>("device_type_list"),
+                 bind<&pace_of>("pace"), bind<&policies>("policies"), bind<&extensions>("extensions"),
+                 bind<&bandwidth_text>("show_bandwidth"), bind<&takes_extensions>("takes_extensions"),
+                 bind<&bandwidth_from>("parse_bandwidth"), bind<&seconds_from>("parse_seconds"),
+                 bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -237,8 +237,10 @@ PlanReport explain(const Request& request, const Planned& planned) {
         if (const std::string name = device_name(request.cluster, n, h, d); used.count(name) == 0)
           report.idle.push_back(name);
   }
-  for (const auto& [node, host] : hosts)
-    report.price_per_hour += request.cluster.nodes[static_cast<size_t>(node)].price_per_hour;
+  const UsedHosts on = used_hosts(request.cluster, layout);
+  report.price_per_hour = on.price_per_hour;
+  report.preemptions_per_hour = on.preemptions_per_hour;
+  report.goodput = report.tokens_per_second * useful_share(on.preemptions_per_hour);
   report.price_per_billion_tokens = report.price_per_hour / 3600 * 1e9 / report.tokens_per_second;
   for (const int node : nodes) {
     const NodeCosts& of = costs.nodes[static_cast<size_t>(node)];
@@ -334,8 +336,6 @@ std::string assumed(const PlanReport& report) {
                      show_bandwidth(first->link.bytes_per_second), show_seconds(first->link.latency_seconds));
 }
 
-}  // namespace
-
 // "what binds: ...", "what helps: ...", a line each.
 std::string binding_text(const PlanReport& report) {
   constexpr size_t kShown = 4;
@@ -360,6 +360,8 @@ std::string binding_text(const PlanReport& report) {
       "what binds: {}\nwhat helps, each alone: {}\n", binds.empty() ? "no single part" : binds,
       helps.empty() ? fmt::format("no change that was simulated gains {:g} %", 100 * kGains) : helps);
 }
+
+}  // namespace
 
 std::string to_text(const PlanReport& report) {
   size_t wide = 8;  // of the column of layers
@@ -389,10 +391,10 @@ std::string to_text(const PlanReport& report) {
                       show_seconds(report.step_seconds), show_count(report.tokens_per_second),
                       100 * report.bubble, show_seconds(report.exposed_seconds),
                       show_seconds(report.update_seconds));
-  if (report.pieces > 0)
-    text += fmt::format(
   text += fmt::format("a step on {}, which compute longest: {}\n", report.slowest, to_text(report.parts));
   text += binding_text(report);
+  if (report.pieces > 0)
+    text += fmt::format(
         "stages divide layers differently: gradients are exchanged in up to {} pieces a layer, packing them "
         "takes {}\n",
         report.pieces, show_seconds(report.packing_seconds));
@@ -401,6 +403,10 @@ std::string to_text(const PlanReport& report) {
   if (report.price_per_hour > 0)
     text += fmt::format("{:.2f} an hour, {:.2f} for a billion tokens\n", report.price_per_hour,
                         report.price_per_billion_tokens);
+  if (report.preemptions_per_hour > 0)
+    text += fmt::format("{:.3g} preemptions an hour leave {} tokens/s, {:.1f} % of the time\n",
+                        report.preemptions_per_hour, show_count(report.goodput),
+                        100 * report.goodput / report.tokens_per_second);
   for (const SourceReport& source : report.sources)
     text += fmt::format(
         "layer times on {}: {} measured, {} interpolated, {}{} estimated from the data sheet{}\n",

@@ -59,6 +59,8 @@ struct PlanReport {
   double packing_seconds = 0;
   double price_per_hour = 0;  // of the hosts that are used
   double price_per_billion_tokens = 0;
+  // Of the hosts that are used; and tokens a second with what preemptions cost (useful_share).
+  double preemptions_per_hour = 0, goodput = 0;
   // Over the types that are used.
   int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_estimated = 0;
   std::vector<SourceReport> sources;  // one for each of these

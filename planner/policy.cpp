@@ -161,7 +161,16 @@ Planned plan_with(const Request& request, std::string_view policy) {
   planned.plan = evaluator.migration() != nullptr ? evaluator.migration()->place(planned.best.layout)
                                                   : to_plan(planned.best.layout, request.cluster);
   if (planned.moved) planned.moved->move = evaluator.migration()->move(planned.plan);
+  if (request.cheaper && policy == "auto" && request.objective == Objective::time)
+    planned.cheaper = find_cheaper(request, planned);
   return planned;
+}
+
+std::string to_text(const CheaperPlan& cheaper) {
+  return fmt::format("cheaper: {} devices where this plan has {} reach {:.1f} % of its speed{}: {} a step\n",
+                     cheaper.devices, cheaper.answer_devices, 100 * cheaper.speed,
+                     cheaper.by_price ? fmt::format(" at {:.0f} % of its price", 100 * cheaper.price) : "",
+                     show_seconds(cheaper.seconds));
 }
 
 }  // namespace het::planner

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "planner/cluster/type_sources.h"
 #include "planner/infinity.h"
 #include "planner/migrate/model_state.h"
 #include "planner/milp.h"
@@ -159,6 +160,11 @@ std::vector<std::string> notes_of(const Request& request) {
     notes.emplace_back(
         "the objective is progress, and no node has a rate of preemptions: so it is the same as time; give "
         "`preemptions =` (of one machine in an hour) to the nodes");
+  std::set<std::string> remarked;
+  for (size_t n = 0; n < nodes.size(); ++n)
+    if (const std::string_view remark = source_of(nodes[n].type).remark;
+        !remark.empty() && remarked.insert(nodes[n].type).second)
+      notes.push_back(fmt::format("{} is {}", nodes[n].type, remark));
   return notes;
 }
 
@@ -288,24 +294,32 @@ std::vector<Candidate> Evaluator::bests() const {
   return found;
 }
 
-double score_of(const Request& request, const PlanLayout& layout, double seconds) {
-  if (request.objective == Objective::time) return seconds;
-  std::set<std::pair<int, int>> hosts;
+UsedHosts used_hosts(const Cluster& cluster, const PlanLayout& layout) {
+  UsedHosts used;
   for (const PipelineLayout& pipeline : layout.pipelines)
     for (const StageLayout& stage : pipeline.stages) {
-      hosts.emplace(stage.node, stage.host);
+      used.hosts.insert({stage.node, stage.host});
       if (stage.group < 0) continue;
-      for (const DevicePlace& place : layout.groups[static_cast<size_t>(stage.group)].places)
-        hosts.emplace(place.node, place.host);
+      const auto& places = layout.groups[static_cast<size_t>(stage.group)].places;
+      used.hosts.insert(places.begin(), places.end());
     }
-  double price = 0, preemptions = 0;
-  for (const auto& [node, host] : hosts) {
-    price += request.cluster.nodes[static_cast<size_t>(node)].price_per_hour;
-    preemptions += request.cluster.nodes[static_cast<size_t>(node)].preemptions_per_hour;
+  for (const DevicePlace& place : used.hosts) {
+    const Machine& node = cluster.nodes[static_cast<size_t>(place.node)];
+    used.price_per_hour += node.price_per_hour;
+    used.preemptions_per_hour += node.preemptions_per_hour;
   }
-  if (request.objective == Objective::cost) return seconds * price / 3600;
-  // Of each hour, preemptions x recovery is lost.
-  const double useful = 1 - preemptions * kRecoverySeconds / 3600;
+  return used;
+}
+
+double useful_share(double preemptions_per_hour) {
+  return std::max(0.0, 1 - preemptions_per_hour * kRecoverySeconds / 3600);
+}
+
+double score_of(const Request& request, const PlanLayout& layout, double seconds) {
+  if (request.objective == Objective::time) return seconds;
+  const UsedHosts used = used_hosts(request.cluster, layout);
+  if (request.objective == Objective::cost) return seconds * used.price_per_hour / 3600;
+  const double useful = useful_share(used.preemptions_per_hour);
   return useful > 0.01 ? seconds / useful : seconds * 100;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -56,6 +57,9 @@ struct Request {
   Runtime runtime = {};
   // Whether the model's layers can be divided by these shares; empty: as its heads can.
   std::function<bool(const Shares&)> can_divide;
+  // Policy auto also looks for a part of the cluster that is nearly as fast and much cheaper
+  // (Planned::cheaper).
+  bool cheaper = false;
 };
 
 // Every mistake that makes planning impossible, each with what would work.
@@ -140,6 +144,15 @@ class Evaluator {
   std::vector<Near> near_;
 };
 
+// What a plan uses: the hosts of its devices, by node and host, and what they cost and suffer in an hour.
+struct UsedHosts {
+  std::set<DevicePlace> hosts;
+  double price_per_hour = 0, preemptions_per_hour = 0;
+};
+UsedHosts used_hosts(const Cluster& cluster, const PlanLayout& layout);
+// The share of the time that preemptions leave, each of which costs two minutes: detecting it, planning,
+// fetching state, repeating the step.
+double useful_share(double preemptions_per_hour);
 double score_of(const Request& request, const PlanLayout& layout, double seconds);
 
 // No plan of this request takes less time, whatever its micro-batch size (of those that the request names; if

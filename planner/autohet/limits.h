@@ -152,6 +152,9 @@ namespace parts {
 inline constexpr double kPoor = 2;
 inline constexpr double kNearest = 1.03;  // times its lower bound: no plan of a part is nearer
 inline constexpr double kNear = 1.1;      // times the best: what is worse does not catch up
+// Of a part that is to be nearly as fast: times what it may take at most. Where its best symmetric plan takes
+// longer, no search is worth its time.
+inline constexpr double kHopeless = 1.5;
 
 }  // namespace parts
 

@@ -28,6 +28,29 @@ class Plans(Case):
         self.assertIn('note: the objective is progress, and no node has a rate of preemptions', out)
         self.assertNotIn('note:', self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')[0])
 
+    def test_types_are_listed_with_figures_and_sources(self):
+        out, _ = self.hetrun('plan', '--types')
+        for words in ('V100-32 .* 15.7 +- +125 +32 +900 +150 +NVIDIA V100 data sheet', 'B200 ', 'GB200 ', 'A10 ', 'L20 ', 'L4 ',
+                      'MI300X ', 'hetrun has no kernels for it and no RCCL'):
+            self.assertRegex(out, words)
+        types = {each['name']: each for each in self.json_of('plan', '--types')['types']}
+        self.assertEqual(types['H100']['bf16'], 989.4e12)
+        self.assertEqual(types['V100-32']['bf16'], 0)
+        (self.folder / 'cluster.lua').write_text(
+            'local het = require "het"\nreturn het.cluster { het.node { name = "m", type = "MI300X", devices = 2 } }\n')
+        self.assertIn('note: MI300X is for plans and simulations only', self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')[0])
+
+    def test_money_and_preemptions_are_shown_beside_seconds(self):
+        (self.folder / 'cluster.lua').write_text(
+            'local het = require "het"\nreturn het.cluster { bandwidth = "10 Gbit/s", latency = "50 us",\n'
+            '  het.node { name = "a", type = "A100-80", devices = 2, price = 8, preemptions = 6 } }\n')
+        for objective in ('time', 'cost', 'progress'):
+            report = self.json_of('plan', 'small.lua', '--cluster=cluster.lua', f'--objective={objective}')['report']
+            self.assertEqual((report['price_per_hour'], report['preemptions_per_hour']), (8, 6))
+            self.assertAlmostEqual(report['goodput'], 0.8 * report['tokens_per_second'])
+            out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', f'--objective={objective}')
+            self.assertRegex(out, r'8\.00 an hour, .* for a billion tokens\n6 preemptions an hour leave .* tokens/s, 80\.0 %')
+
     def test_options_of_the_recipe_change_what_is_planned(self):
         few, many = (self.json_of('plan', 'small.lua', '--cluster=cluster.lua', f'--layers={n}') for n in (4, 12))
         self.assertEqual(len(few['model']['layers']), 6)
@@ -217,6 +240,27 @@ class Simulations(Case):
         best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua')
         self.assertLessEqual(best['report']['step_seconds'], answer['report']['step_seconds'])
 
+    def test_what_a_step_goes_to_and_what_would_make_it_shorter(self):
+        cluster = ('local het = require "het"\nreturn het.cluster { bandwidth = "%s", latency = "50 us",\n'
+                   '  het.node { name = "a", type = "T4", devices = 2 }, het.node { name = "t", type = "T4", devices = 2 } }\n')
+        (self.folder / 'cluster.lua').write_text(cluster % '10 Mbit/s')
+        self.recipe('het.plan { microbatch = 1, het.pipeline { microbatches = 8, het.stage { "a:0", layers = 5 }, '
+                    'het.stage { "t:0" } } }')
+        report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
+        for parts in (report['parts'], *(device['parts'] for device in report['devices'])):
+            self.assertAlmostEqual(sum(parts.values()) / report['step_seconds'], 1, delta=1e-9)
+        self.assertIn(report['slowest'], ('a:0', 't:0'))
+        self.assertEqual(report['binds'][0], 'transfers')
+        best = report['helps'][0]
+        self.assertEqual((best['kind'], best['from'], best['to']), ('link', 'a', 't'))
+        out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua')
+        self.assertRegex(out, r'what binds: transfers between stages \(\d+ %\)')
+        self.assertRegex(out, r'what helps, each alone: the link between a and t \(10 Mbit/s\) twice as fast: .* a step \(-')
+        # What it promises is what a simulation on such links finds.
+        (self.folder / 'cluster.lua').write_text(cluster % '20 Mbit/s')
+        faster = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
+        self.assertAlmostEqual(faster['step_seconds'] / best['step_seconds'], 1, delta=1e-9)
+
     def test_no_plan_lies_below_the_bound(self):
         for size in (1, 3, 12):
             self.recipe(f'het.plan {{ microbatch = {size}, het.pipeline {{ microbatches = {12 // size}, '
@@ -240,27 +284,6 @@ class Simulations(Case):
         (self.folder / 'plan.lua').write_text(reply['lua'])
         self.recipe('nil')
         again = self.json_of('simulate', 'small.lua', '--plan=plan.lua', '--cluster=cluster.lua')
-    def test_what_a_step_goes_to_and_what_would_make_it_shorter(self):
-        cluster = ('local het = require "het"\nreturn het.cluster { bandwidth = "%s", latency = "50 us",\n'
-                   '  het.node { name = "a", type = "T4", devices = 2 }, het.node { name = "t", type = "T4", devices = 2 } }\n')
-        (self.folder / 'cluster.lua').write_text(cluster % '10 Mbit/s')
-        self.recipe('het.plan { microbatch = 1, het.pipeline { microbatches = 8, het.stage { "a:0", layers = 5 }, '
-                    'het.stage { "t:0" } } }')
-        report = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
-        for parts in (report['parts'], *(device['parts'] for device in report['devices'])):
-            self.assertAlmostEqual(sum(parts.values()) / report['step_seconds'], 1, delta=1e-9)
-        self.assertIn(report['slowest'], ('a:0', 't:0'))
-        self.assertEqual(report['binds'][0], 'transfers')
-        best = report['helps'][0]
-        self.assertEqual((best['kind'], best['from'], best['to']), ('link', 'a', 't'))
-        out, _ = self.hetrun('simulate', 'small.lua', '--cluster=cluster.lua')
-        self.assertRegex(out, r'what binds: transfers between stages \(\d+ %\)')
-        self.assertRegex(out, r'what helps, each alone: the link between a and t \(10 Mbit/s\) twice as fast: .* a step \(-')
-        # What it promises is what a simulation on such links finds.
-        (self.folder / 'cluster.lua').write_text(cluster % '20 Mbit/s')
-        faster = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
-        self.assertAlmostEqual(faster['step_seconds'] / best['step_seconds'], 1, delta=1e-9)
-
         self.assertEqual(again['report'], reply['report'])
         self.assertGreaterEqual(reply['report']['gap'], 0)
         self.assertEqual([device['share'] for device in reply['report']['devices']], ['3/4', '1/4', ''])

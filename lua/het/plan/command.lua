@@ -33,6 +33,7 @@ local options = {
     .. "(default: 2%)", plan = true },
   { "fallbacks", "N", "plan ahead for the N likeliest losses of a machine or a device", plan = true },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
+  { "types", nil, "list the known device types, with their figures and sources; needs no recipe", plan = true },
   { "plan", "FILE", "the plan to simulate, as `hetrun plan --lua` prints it (default: the recipe's own)",
     simulate = true },
   { "runtime", "WORDS", "how ranks wait for each other: overlapping, blocking, late-reduction or "
@@ -165,7 +166,7 @@ local function request_of(run, cluster, given)
     name = planning.name_of(run), policy = given.policy or "auto",
     objective = given.objective or "time", extensions = extensions_of(given.without),
     events = given.html ~= nil or given.trace ~= nil,
-    old = given.old, near = given.near, fallbacks = given.fallbacks,
+    old = given.old, near = given.near, fallbacks = given.fallbacks, cheaper = given.cheaper,
   }
 end
 
@@ -291,17 +292,19 @@ local function better_of(answer, found)
     .. "sharding program\n  %s: %s, %.2f times faster\n"):format(native.show_seconds(found.rival_seconds), found.name,
     native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds)
   answer.pipelines_lua, answer.lua = answer.lua, found.lua
+  answer.cheaper = nil   -- beside the pipelines
   return answer
 end
 
 --- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
 -- asked at once.
--- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`; and
+-- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`,
+-- `cheaper` (also look for a part of the cluster that is nearly as fast and much cheaper); and
 -- `html` or `trace` when events are wanted; `quick`: others wait, so no sharding programs are tried
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
--- cluster, events; programs (what native.sharded_stages found); where `lua` is such a plan, pipelines_lua, which
--- `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan, report) and
--- fallbacks_text
+-- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
+-- native.sharded_stages found); where `lua` is such a plan, pipelines_lua, which `plan` and `report` are of; fallbacks
+-- (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
 -- @treturn function that waits a moment, and returns whether the first one returns at once
 function planning.begin(run, cluster, given)
   if given.policy == "hap" then return begin_hap(run, cluster, given) end
@@ -407,8 +410,9 @@ end
 
 --- An answer for people, without the plan as Lua.
 function planning.text_of(answer)
-  if not answer.fallbacks then return answer.text end
-  return answer.text .. "fallbacks:\n"
+  local words = answer.text .. (answer.cheaper and answer.cheaper.text or "")
+  if not answer.fallbacks then return words end
+  return words .. "fallbacks:\n"
     .. (answer.fallbacks_text ~= "" and answer.fallbacks_text or "none: nothing is left after any loss\n")
 end
 
@@ -435,7 +439,12 @@ local function report(answer, given, title, drawn)
     native.write("stdout", planning.to_lua(answer) .. "\n")
   elseif not native.settings.quiet or not native.settings.json then
     native.write(native.settings.json and "stderr" or "stdout", planning.text_of(answer))
-    if not native.settings.json then native.write("stdout", "\n" .. answer.lua .. "\n") end
+    if not native.settings.json then
+      native.write("stdout", "\n" .. answer.lua .. "\n")
+      if answer.cheaper then
+        native.write("stdout", ("\n-- %s%s\n"):format(answer.cheaper.text, answer.cheaper.lua))
+      end
+    end
   end
   if native.settings.json then
     answer.events, answer.text, answer.fallbacks_text = nil, nil, nil
@@ -535,8 +544,12 @@ end
 
 --- `hetrun plan RECIPE`; returns the exit code.
 function planning.plan(program, ...)
+  if text.contains(native.arguments or {}, "--types") and not native.settings.help then
+    return require("het.plan.types").run()
+  end
   local run, cluster, given = take(program, "plan", "finds the best plan for a cluster and explains it", { ... })
   if not run then return cluster end
+  given.cheaper = not given.old and not given.fallbacks and not given.lua
   local answer = planning.begin(run, cluster, given)()
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))

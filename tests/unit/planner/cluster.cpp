@@ -4,6 +4,8 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "planner/cluster/type_sources.h"
+#include "planner/request.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
@@ -19,11 +21,21 @@ TEST_CASE("every known device type is complete, named once, and slower in f32 th
     CHECK((type.bf16_flops == 0 || type.bf16_flops == type.f16_flops));
     CHECK(type.memory_bytes >= 11 * 1073741824.0);
     CHECK(type.memory_bytes_per_second > type.inside.bytes_per_second);
+    CHECK(source_of(type.name).source.find("20") != std::string_view::npos);  // published when
   }
   for (const char* name :
-       {"A100-40", "A100-80", "A800", "H100", "H800", "H20", "H200", "P100", "T4", "L4", "A10G", "L40S",
-        "RTX-3090", "RTX-4090", "RTX-2080-Ti", "Titan-RTX", "V100-16", "V100-32"})
+       {"A100-40", "A100-80", "A800", "H100",  "H800",     "H20",      "H200",        "P100",
+        "T4",      "L4",      "A10G", "L40S",  "RTX-3090", "RTX-4090", "RTX-2080-Ti", "Titan-RTX",
+        "V100-16", "V100-32", "B200", "GB200", "A10",      "L20",      "MI300X"})
     CHECK(find_device_type(name) != nullptr);
+}
+
+TEST_CASE("a plan on a type that hetrun cannot run says so, once") {
+  Request request;
+  request.cluster = cluster_of({{"MI300X", 8}, {"H100", 8}, {"MI300X", 4}});
+  const auto notes = notes_of(request);
+  REQUIRE(notes.size() == 1);
+  CHECK(notes[0].find("MI300X is for plans and simulations only") == 0);
 }
 
 TEST_CASE("a good cluster has no problem, of a bad one all are reported") {

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "planner/autohet/parts.h"
 #include "tests/unit/planner/planned.h"
 #include "tests/unit/planner/testing.h"
 
@@ -149,4 +150,42 @@ TEST_CASE("a plan names the links that the cluster does not state") {
   CHECK(text.find(
             "links between hosts: 0 measured, 1 as the cluster states them, 1 assumed: 10 Gbit/s, 50 us") !=
         std::string::npos);
+}
+
+TEST_CASE("a part of the cluster that is as fast and cheaper is found, by price or by devices") {
+  Request request;
+  request.cluster.types = {plain_type("unit", 1, 64), plain_type("half", 0.5, 64)};
+  request.cluster.nodes = {plain_machine("a", "unit", 4), plain_machine("b", "half", 4)};
+  request.cluster.nodes[0].price_per_hour = 1;
+  request.cluster.nodes[1].price_per_hour = 10;
+  request.cluster.between = {1e-5, 1e10};
+  request.model = plain_model(8);
+  request.batch = 8;
+  // A replica on each device: the slow ones set the pace.
+  PlanLayout layout;
+  for (const int node : {0, 0, 0, 0, 1, 1, 1, 1}) layout.pipelines.push_back({1, {{node, 0, 0, 8}}});
+  const Planned answer = planned_of(request, layout);
+  auto cheaper = find_cheaper(request, answer);
+  REQUIRE(cheaper);
+  CHECK(cheaper->by_price);
+  CHECK(cheaper->devices == 4);
+  CHECK(cheaper->answer_devices == 8);
+  CHECK(cheaper->price == Approx(1.0 / 11));
+  CHECK(cheaper->speed >= 1);
+  CHECK(cheaper->speed == Approx(answer.best.simulation.seconds / cheaper->seconds));
+  for (const Pipeline& pipeline : cheaper->plan.pipelines)
+    for (const Stage& stage : pipeline.stages)
+      for (const std::string& device : stage.devices) CHECK(device.find("a:") == 0);
+  CHECK(to_text(*cheaper).find("cheaper: 4 devices where this plan has 8 reach ") == 0);
+  CHECK(to_text(*cheaper).find(" of its speed at 9 % of its price: ") != std::string::npos);
+
+  request.cluster.nodes[0].price_per_hour = 0;
+  cheaper = find_cheaper(request, answer);
+  REQUIRE(cheaper);
+  CHECK_FALSE(cheaper->by_price);
+  CHECK(cheaper->price == 0.5);
+
+  // Where all devices are alike and busy, half of them take twice as long.
+  request.cluster.nodes[1] = plain_machine("b", "unit", 4);
+  CHECK_FALSE(find_cheaper(request, planned_of(request, layout)));
 }
