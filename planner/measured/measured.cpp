@@ -439,6 +439,12 @@ void Prediction::simulate() {
   options.runtime = {true, true};
   const Simulation simulation = simulator.run(layout_, options);
   plan_.seconds = simulation.seconds;
+  SimulateOptions seconds_alone;
+  seconds_alone.runtime = options.runtime;
+  plan_.links = link_spread(cluster_, [&](const Cluster& cluster) {
+    const CostTable other = make_costs(cluster, model_, profile_, 1, file_.microbatch);
+    return Simulator(other, cluster).run(layout_, seconds_alone).seconds;
+  });
   plan_.pipeline_seconds = simulation.pipeline_seconds;
   plan_.gradient_seconds = simulation.exposed_seconds;
   plan_.update_seconds = simulation.update_seconds;
@@ -652,6 +658,7 @@ MeasuredReport simulate_measured(const MeasuredRequest& request) {
     plan.name = std::filesystem::relative(path, request.plans).replace_extension().string();
     plan.path = file.path;
     plan.microbatch = file.microbatch;
+    plan.batch = file.batch;
     plan.measured_seconds = file.seconds;
     plan.measured_gradient_seconds = file.gradient_seconds;
     plan.measured_memory_bytes = file.memory_bytes;
@@ -662,6 +669,7 @@ MeasuredReport simulate_measured(const MeasuredRequest& request) {
     report.plans.push_back(std::move(plan));
   }
   mark_identical(report.plans);
+  report.rankings = rank(report.plans);
   return report;
 }
 

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "core/io/json.h"
-#include "planner/cluster/cluster.h"
+#include "planner/measured/ranking.h"
+#include "planner/simulate/sensitivity.h"
 
 namespace het::planner {
 
@@ -35,11 +36,12 @@ struct MeasuredGroup {
 
 struct MeasuredPlan {
   std::string name, path, model;
-  int gpus = 0, microbatch = 0, microbatches = 0;   // microbatches: of the pipeline with most
-  double seconds = 0;                               // predicted, of one step
-  double pipeline_seconds = 0;                      // of that until the last backward
-  double gradient_seconds = 0, update_seconds = 0;  // after it
-  double memory_bytes = 0;                          // predicted, of the fullest GPU
+  int gpus = 0, batch = 0, microbatch = 0, microbatches = 0;  // microbatches: of the pipeline with most
+  double seconds = 0;                                         // predicted, of one step
+  LinkSpread links;                                           // of that, over plausible values of the links
+  double pipeline_seconds = 0;                                // of that until the last backward
+  double gradient_seconds = 0, update_seconds = 0;            // after it
+  double memory_bytes = 0;                                    // predicted, of the fullest GPU
   double bound_seconds = 0;  // of the profile's layers alone: no communication, no update
   std::optional<double> measured_seconds, measured_gradient_seconds, measured_memory_bytes;
   bool contradicts = false;   // the profile contradicts the run
@@ -60,6 +62,7 @@ struct MeasuredReport {
   std::vector<MeasuredPlan> plans;    // by name
   std::vector<std::string> problems;  // of what all plans need
   std::vector<std::string> skipped;   // files that are no plans
+  std::vector<Ranking> rankings;
 };
 
 // Never throws for what stands in files: it is in the problems of the plans that it touches.

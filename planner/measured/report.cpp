@@ -31,6 +31,27 @@ Json json_of(const Spread& spread, double asked) {
                         {"worst", spread.worst}};
 }
 
+Json json_of(const LinkSpread& spread) {
+  Json::array_t cases;
+  for (const LinkCase& each : spread.cases)
+    cases.push_back(Json::object_t{
+        {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
+  return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
+}
+
+Json json_of(const Ranking& ranking) {
+  Json::array_t cases;
+  for (const RankingCase& each : ranking.cases)
+    cases.push_back(Json::object_t{{"bandwidth", each.bandwidth},
+                                   {"latency", each.latency},
+                                   {"changed", each.changed},
+                                   {"fastest", each.fastest}});
+  return Json::object_t{{"model", ranking.model},     {"batch", ranking.batch},
+                        {"plans", ranking.plans},     {"pairs", ranking.pairs},
+                        {"fastest", ranking.fastest}, {"hangs_on_links", ranking.hangs_on_links()},
+                        {"cases", std::move(cases)}};
+}
+
 }  // namespace
 
 Json to_json(const MeasuredReport& report) {
@@ -75,6 +96,7 @@ Json to_json(const MeasuredReport& report) {
                           {"microbatches", plan.microbatches},
                           {"predicted_seconds", plan.seconds},
                           {"error", plan.measured_seconds ? Json(plan.error()) : Json()},
+                          {"link_spread", json_of(plan.links)},
                           {"pipeline_seconds", plan.pipeline_seconds},
                           {"gradient_seconds", plan.gradient_seconds},
                           {"update_seconds", plan.update_seconds},
@@ -94,10 +116,14 @@ Json to_json(const MeasuredReport& report) {
                          {"marked", marked},
                          {"seconds", json_of(spread_of(errors, kSecondsAsked), kSecondsAsked)},
                          {"memory", json_of(spread_of(memory_errors, kMemoryAsked), kMemoryAsked)}};
-  return Json::object_t{{"plans", std::move(plans)},
-                        {"summary", std::move(summary)},
-                        {"problems", texts(report.problems)},
-                        {"skipped", texts(report.skipped)}};
+  Json::array_t rankings, warnings;
+  for (const Ranking& ranking : report.rankings) {
+    rankings.push_back(json_of(ranking));
+    if (ranking.hangs_on_links()) warnings.push_back(to_text(ranking));
+  }
+  return Json::object_t{{"plans", std::move(plans)},          {"summary", std::move(summary)},
+                        {"rankings", std::move(rankings)},    {"warnings", std::move(warnings)},
+                        {"problems", texts(report.problems)}, {"skipped", texts(report.skipped)}};
 }
 
 }  // namespace het::planner

@@ -15,12 +15,12 @@ class Measured(Case):
         shutil.copytree(HERE / 'measured', self.folder / 'measured')
         self.plans = self.folder / 'measured' / 'plans'
 
-    def words(self, *more):
+    def words(self, *more, bandwidth='1 GB/s'):
         return ('simulate', '--profiles', 'measured/profiles', '--model-info', 'measured/model_info.json', '--plans',
-                'measured/plans', '--bandwidth=1 GB/s', *more)
+                'measured/plans', f'--bandwidth={bandwidth}', *more)
 
-    def answer(self, *more, code=0):
-        out, err = self.hetrun(*self.words(*more), '--json', '--quiet', code=code)
+    def answer(self, *more, code=0, **links):
+        out, err = self.hetrun(*self.words(*more, **links), '--json', '--quiet', code=code)
         answer = json.loads(out.splitlines()[-1])
         answer['by_name'] = {plan['plan']: plan for plan in answer['plans']}
         return answer, err
@@ -52,6 +52,17 @@ class Measured(Case):
         self.assertAlmostEqual(plan['predicted_seconds'], 0.146 + 0.002 + 0.04 + 2 * 0.001)
         self.assertEqual([stage['in_flight'] for stage in plan['stages']], [2, 1])
         self.assertIsNone(plan['measured_memory_bytes'])
+
+    def test_each_prediction_says_how_much_it_hangs_on_the_links(self):
+        plans = self.answer()[0]['by_name']
+        slow, fast = (self.answer(bandwidth=rate)[0]['by_name'] for rate in ('0.7 GB/s', '1.4 GB/s'))
+        for name in ('two_stages', 'replicas_of_two_types'):
+            spread = plans[name]['link_spread']
+            self.assertAlmostEqual(spread['most'], slow[name]['predicted_seconds'])
+            self.assertAlmostEqual(spread['least'], fast[name]['predicted_seconds'])
+        self.assertEqual(plans['alone']['link_spread']['least'], plans['alone']['link_spread']['most'])
+        out, _ = self.hetrun(*self.words())
+        self.assertRegex(out, r'two_stages .* 0\.19\d s +0\.189 to 0\.19\d s')
 
     def test_replicas_of_two_types_wait_for_the_slower(self):
         plan = self.answer()[0]['by_name']['replicas_of_two_types']

@@ -112,20 +112,22 @@ end
 
 --- The answer of native.simulate_measured as a table for people.
 function measured.text(answer)
-  local rows = { { "plan", "GPUs", "micro-batch", "predicted", "measured", "error", "memory", "measured", "error",
-    "" } }
+  local rows = { { "plan", "GPUs", "micro-batch", "predicted", "other links", "measured", "error", "memory", "measured",
+    "error", "" } }
   local second
   for _, plan in ipairs(answer.plans) do second = second or type(plan.other_seconds) == "number" end
-  if second then table.insert(rows[1], 7, "second profile") end
+  if second then table.insert(rows[1], 8, "second profile") end
   local below, notes, doubts, seen = {}, {}, {}, {}
   for _, plan in ipairs(answer.plans) do
     if plan.predicted_seconds then
       rows[#rows + 1] = { plan.plan, tostring(plan.gpus), ("%d x %d"):format(plan.microbatches, plan.microbatch),
-        seconds(plan.predicted_seconds), seconds(plan.measured_seconds), percent(plan.error),
-        gigabytes(plan.predicted_memory_bytes), gigabytes(plan.measured_memory_bytes), percent(plan.memory_error),
+        seconds(plan.predicted_seconds),
+        ("%.3f to %.3f s"):format(plan.link_spread.least, plan.link_spread.most), seconds(plan.measured_seconds),
+        percent(plan.error), gigabytes(plan.predicted_memory_bytes), gigabytes(plan.measured_memory_bytes),
+        percent(plan.memory_error),
         (plan.contradicts and "*" or "") .. (#plan.suspicious > 0 and "?" or "") }
       if second then
-        table.insert(rows[#rows], 7, seconds(plan.other_seconds) .. (plan.other_contradicts and " *" or ""))
+        table.insert(rows[#rows], 8, seconds(plan.other_seconds) .. (plan.other_contradicts and " *" or ""))
       end
       for _, doubt in ipairs(plan.suspicious) do
         doubts[#doubts + 1] = text.wrap(("? %s: %s"):format(plan.plan, doubt), 118, "  ")
@@ -160,6 +162,7 @@ function measured.text(answer)
     lines[#lines + 1] = "\n" .. summary_line("seconds", answer.summary.seconds)
     lines[#lines + 1] = summary_line("memory of the fullest GPU", answer.summary.memory)
   end
+  for _, warning in ipairs(answer.warnings) do lines[#lines + 1] = text.wrap("warning: " .. warning, 118, "  ") end
   return table.concat(lines, "\n") .. "\n"
 end
 

@@ -55,6 +55,41 @@ TEST_CASE(
   CHECK(judged == 11);
 }
 
+TEST_CASE("a ranking that other links would change is said, with the pairs and the fastest plan") {
+  const auto plan = [](const char* name, double seconds, std::vector<double> with) {
+    MeasuredPlan made;
+    made.name = name;
+    made.model = "m";
+    made.batch = 8;
+    made.seconds = seconds;
+    for (const double other : with) made.links.cases.push_back({other < seconds ? 1.4 : 0.7, 1, other});
+    return made;
+  };
+  // Two thirds of b are transfers. c is always the slowest; d is as fast as a, and so has no order with it.
+  std::vector<MeasuredPlan> plans = {plan("a", 1.0, {1.01, 0.99}), plan("b", 1.1, {1.4, 0.88}),
+                                     plan("c", 3.0, {3.1, 2.9}), plan("d", 1.005, {1.01, 0.99})};
+  plans.push_back(plans[0]);
+  plans.back().name = "of another batch";
+  plans.back().batch = 16;
+  plans.push_back(plans[1]);
+  plans.back().problems = {"has none"};
+  const std::vector<Ranking> rankings = rank(plans);
+  REQUIRE(rankings.size() == 1);
+  CHECK(rankings[0].plans == 4);
+  CHECK(rankings[0].pairs == 5);
+  CHECK(rankings[0].fastest == "a");
+  CHECK(rankings[0].hangs_on_links());
+  REQUIRE(rankings[0].cases.size() == 2);
+  CHECK(rankings[0].cases[0].changed == 0);
+  CHECK(rankings[0].cases[1].changed == 2);
+  CHECK(rankings[0].cases[1].fastest == "b");
+  CHECK(to_text(rankings[0]) ==
+        "the ranking of the 4 plans of m with batch 8 hangs on the links: with bandwidth x 1.4 2 of 5 pairs "
+        "change their order, and b is the fastest instead of a");
+  plans[1].links.cases[1].seconds = 1.05;
+  CHECK_FALSE(rank(plans)[0].hangs_on_links());
+}
+
 TEST_CASE("links between machines are the published ones, by types, regions and GPUs that send at once") {
   const auto rate = [](const char* a, const char* b, const char* zone_b, int groups, int tensor,
                        double bytes) {
