@@ -62,7 +62,7 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const ch
 }
 
 // {recipe, settings, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run,
-// links, least, most}.
+// links, least, most, about}.
 JoinSettings settings_at(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   JoinSettings settings;
@@ -77,6 +77,7 @@ JoinSettings settings_at(lua_State* L) {
   const auto digest_of = [&](const char* what) {
     return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or("")));
   };
+  settings.about = field<std::string>(L, 1, "about").value_or("");
   settings.recipe_digest = digest_of("recipe") + '\n' + field<std::string>(L, 1, "settings").value_or("");
   settings.data_digest = digest_of("data");
   settings.links = links_at(L, 1);
@@ -163,6 +164,19 @@ bool member_await(MemberHandle& member, int64_t count, double seconds) {
   }
   return true;
 }
+// Who waits to come in, in the order in which they are let in: a list of {id, host, about}.
+int member_spares(lua_State* L) {
+  const std::vector<MemberRecord> spares = check_object<MemberHandle>(L, 1)->member().spares();
+  lua_createtable(L, static_cast<int>(spares.size()), 0);
+  for (size_t i = 0; i < spares.size(); ++i) {
+    lua_newtable(L);
+    set_field(L, "id", spares[i].id);
+    set_field(L, "host", spares[i].host);
+    set_field(L, "about", spares[i].about);
+    lua_rawseti(L, -2, static_cast<int>(i) + 1);
+  }
+  return 1;
+}
 void member_end_run(MemberHandle& member) { member->member().end_run(); }
 void member_leave(MemberHandle& member) { member->member().leave(); }
 void member_ask_change(MemberHandle& member, int64_t generation, std::string reason) {
@@ -178,9 +192,10 @@ void add_cluster(lua_State* L) {
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
           bind<&cluster_roster>("roster"), bind<&cluster_arrange>("arrange")});
-  make_class<MemberHandle>(L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"),
-                               bind<&member_leave>("leave"), bind<&member_ask_change>("ask_change"),
-                               bind<&member_waiting>("waiting"), bind<&member_await>("await")});
+  make_class<MemberHandle>(
+      L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"), bind<&member_leave>("leave"),
+          bind<&member_ask_change>("ask_change"), bind<&member_waiting>("waiting"),
+          bind<&member_await>("await"), bind<&member_spares>("spares")});
   set_functions(L, "native.",
                 {bind<&join_run>("join"), bind<&new_member>("member"), bind<&is_alone>("is_alone")});
 }

@@ -3,9 +3,12 @@
 #include <chrono>
 #include <future>
 #include <map>
+#include <optional>
 #include <set>
+#include <thread>
 
 #include "core/base/nearest.h"
+#include "core/base/sequential.h"
 #include "core/base/units.h"
 #include "lua/objects.h"
 #include "lua/planning.h"
@@ -68,6 +71,20 @@ Json cluster_json(const planner::Cluster& cluster) {
                        {"preemptions_per_hour", node.preemptions_per_hour}});
   }
   return Json::object_t{{"nodes", std::move(nodes)}, {"between", link(cluster.between)}};
+}
+
+bool SearchPace::goes_on() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kTurn{2};  // of work; then it rests three times as long
+  if (given_up) return false;
+  if (!gentle) return true;
+  const auto now = Clock::now();
+  if (since_ == Clock::time_point{}) since_ = now;
+  if (now - since_ < kTurn) return true;
+  const auto rested = now + 3 * (now - since_);
+  while (gentle && !given_up && Clock::now() < rested) std::this_thread::sleep_for(kTurn);
+  since_ = Clock::now();
+  return !given_up;
 }
 
 namespace {
@@ -450,21 +467,27 @@ Json plan_and_fallbacks(const Request& request, const std::string& policy, const
   return answer;
 }
 
-// graph, {policy, events, fallbacks, ... as request_at}: a planning, which runs in a separate thread. Its
-// :wait() gives the answer, or raises what went wrong; :done() waits a moment and says whether wait() returns
-// at once. Mistakes of the request are raised at once.
+// graph, {policy, events, fallbacks, gentle, ... as request_at}: a planning, which runs in a separate thread.
+// Its :wait() gives the answer, or raises what went wrong; :done([seconds]) waits so long (a moment), and
+// says whether wait() returns at once; :hurry() ends what `gentle` asked for, to leave the cores to others
+// most of the time; :give_up() ends the search. Mistakes of the request are raised at once.
 int begin_planning(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);
   graph->finished = true;
   luaL_checktype(L, 2, LUA_TTABLE);
-  auto request = std::make_shared<const Request>(request_at(L, graph->graph, 2));
+  auto request = std::make_shared<Request>(request_at(L, graph->graph, 2));
   const auto policy = field<std::string>(L, 2, "policy").value_or("auto");
   const bool events = field<bool>(L, 2, "events").value_or(false);
   const int fallbacks = field<int>(L, 2, "fallbacks").value_or(0);
   auto planning = std::make_shared<Planning>();
+  const bool gentle = field<bool>(L, 2, "gentle").value_or(false);
+  planning->pace->gentle = gentle;
+  request->goes_on = [pace = planning->pace] { return pace->goes_on(); };
   // A copy: Lua may go on building the graph.
   planning->answer =
-      std::async(std::launch::async, [graph = graph->graph, request, policy, events, fallbacks] {
+      std::async(std::launch::async, [graph = graph->graph, request, policy, events, fallbacks, gentle] {
+        std::optional<SequentialScope> alone;
+        if (gentle) alone.emplace();
         return plan_and_fallbacks(*request, policy, graph, events, fallbacks);
       });
   return Convert<PlanningHandle>::push(L, std::move(planning));
@@ -519,14 +542,15 @@ int wait_for_planning(lua_State* L) {
   return 1;
 }
 
-constexpr std::chrono::milliseconds kMoment{50};
+constexpr double kMoment = 0.05;  // seconds
 
-int planning_is_done(lua_State* L) {
-  const Planning& planning = *check_object<PlanningHandle>(L, 1);
-  const bool waited_for = !planning.answer.valid();
-  lua_pushboolean(L, waited_for || planning.answer.wait_for(kMoment) == std::future_status::ready);
-  return 1;
+bool planning_is_done(PlanningHandle& planning, std::optional<double> seconds) {
+  const bool waited_for = !planning->answer.valid();
+  const std::chrono::duration<double> patience(std::clamp(seconds.value_or(kMoment), 0.0, 60.0));
+  return waited_for || planning->answer.wait_for(patience) == std::future_status::ready;
 }
+void hurry_planning(PlanningHandle& planning) { planning->pace->gentle = false; }
+void give_up_planning(PlanningHandle& planning) { planning->pace->given_up = true; }
 
 int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
@@ -698,7 +722,8 @@ planner::Cluster cluster_at(lua_State* L, int index) {
 }
 
 void add_planner(lua_State* L) {
-  make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait"), bind<&planning_is_done>("done")});
+  make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait"), bind<&planning_is_done>("done"),
+                                 bind<&hurry_planning>("hurry"), bind<&give_up_planning>("give_up")});
   set_functions(L, "native.",
                 {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
                  bind<&simulate_measured>("simulate_measured"), bind<&planning_problem>("planning_problem"),

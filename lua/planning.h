@@ -1,7 +1,10 @@
 // What the bindings of the planners share.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <future>
+#include <memory>
 
 #include "core/plan/plan.h"
 #include "lua/objects.h"
@@ -9,9 +12,27 @@
 
 namespace het::lua {
 
-// A plan that a separate thread searches for. Dropping it waits for the thread.
+// How a search for a plan is to go on: it looks at this between candidates.
+struct SearchPace {
+  std::atomic<bool> given_up = false;
+  std::atomic<bool> gentle = false;  // beside work that matters more: it leaves a core most of the time
+
+  bool goes_on();  // waits, where it is to be gentle. For one thread.
+
+ private:
+  std::chrono::steady_clock::time_point since_{};
+};
+
+// What a separate thread finds, mostly a plan. Dropping it ends the search for a plan, and waits for the
+// thread.
 struct Planning {
+  std::shared_ptr<SearchPace> pace = std::make_shared<SearchPace>();
   std::future<Json> answer;
+
+  Planning() = default;
+  ~Planning() { pace->given_up = true; }
+  Planning(const Planning&) = delete;
+  Planning& operator=(const Planning&) = delete;
 };
 
 // The cluster that the table at `index` describes; Error(usage) names what is wrong in it.

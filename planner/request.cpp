@@ -202,7 +202,10 @@ const CostTable& Evaluator::compute_costs(int tensor, int microbatch) {
       .first->second;
 }
 
+bool goes_on(const Request& request) { return !request.goes_on || request.goes_on(); }
+
 Candidate Evaluator::run(PlanLayout layout, std::string_view origin, const SimulateOptions& options) {
+  if (!goes_on(request_)) fail(ErrorKind::environment, "the search for a plan was given up");
   Candidate candidate;
   candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
   candidate.layout = std::move(layout);

@@ -60,6 +60,9 @@ struct Request {
   // Policy auto also looks for a part of the cluster that is nearly as fast and much cheaper
   // (Planned::cheaper).
   bool cheaper = false;
+  // Asked between candidates, by any thread of the pool; false ends the search by an Error. Empty: it goes
+  // on.
+  std::function<bool()> goes_on;
 };
 
 // Every mistake that makes planning impossible, each with what would work.
@@ -153,6 +156,9 @@ UsedHosts used_hosts(const Cluster& cluster, const PlanLayout& layout);
 // The share of the time that preemptions leave, each of which costs two minutes: detecting it, planning,
 // fetching state, repeating the step.
 double useful_share(double preemptions_per_hour);
+// Whether the search goes on: what Request::goes_on says.
+bool goes_on(const Request& request);
+
 double score_of(const Request& request, const PlanLayout& layout, double seconds);
 
 // No plan of this request takes less time, whatever its micro-batch size (of those that the request names; if

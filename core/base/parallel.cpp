@@ -10,11 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sched.h>
 
 #include "core/base/error.h"
+#include "core/base/sequential.h"
 
 namespace het {
 
@@ -196,6 +198,9 @@ Pool& pool() {
 }
 
 }  // namespace
+
+SequentialScope::SequentialScope() : before_(std::exchange(inside, true)) {}
+SequentialScope::~SequentialScope() { inside = before_; }
 
 int thread_count() { return inside ? 1 : pool().size(); }
 void set_thread_count(int count) {

@@ -27,6 +27,7 @@ struct JoinSettings {
   std::optional<std::chrono::milliseconds> timeout, warn_after;  // of waiting for other ranks
   std::string device = "cpu", recipe_digest, data_digest;
   int64_t device_memory = 0;  // bytes
+  std::string about;          // what this process says of itself to members that plan for it
   std::vector<Link> links;    // as slow as the traffic is to be, by rank from and then to; empty: as it is
   int least = 1;              // ranks of a run that outlives its members
   std::optional<int> most;    // absent: as many as were launched

@@ -219,6 +219,7 @@ void Member::run() {
       for (RosterMachine::Action& action : machine_->on(event, Clock::now()))
         actions.push_back(std::move(action));
     waiting_ = machine_->joinable();
+    spares_ = machine_->spares();
     roster_ = machine_->roster();
     const bool unseen = !left_ && machine_->record(record_.id) == nullptr;  // its lease had lapsed
     lock.unlock();
@@ -390,6 +391,10 @@ void Member::peer_lost(int64_t generation, int rank) {
 size_t Member::waiting() const {
   std::lock_guard lock(mutex_);
   return waiting_;
+}
+std::vector<MemberRecord> Member::spares() const {
+  std::lock_guard lock(mutex_);
+  return spares_;
 }
 std::optional<Roster> Member::roster() const {
   std::lock_guard lock(mutex_);

@@ -61,6 +61,9 @@ class Member {
   // At a step that all members ended together: who waits may come in.
   void ask_change(int64_t generation, const std::string& reason);
   size_t waiting() const;  // members that wait to come in, and that the next roster has room for
+  // All that wait, in the order in which rosters take them: those beyond its room take the places of lost
+  // members. Empty while this member waits itself.
+  std::vector<MemberRecord> spares() const;
   // The newest roster that this member knows of.
   std::optional<Roster> roster() const;
   // `abort` is called when this generation cannot go on: from a thread of the member, or at once when it
@@ -103,6 +106,7 @@ class Member {
   std::optional<std::string> failure_;
   bool ended_ = false, stopping_ = false, left_ = false;
   size_t waiting_ = 0;
+  std::vector<MemberRecord> spares_;
   std::optional<Roster> roster_;
   std::mutex aborting_;  // held while `abort_` is called
   int64_t abort_of_ = 0;

@@ -75,7 +75,8 @@ std::string to_text(const MemberRecord& r) {
                                   {"data", r.data_digest},
                                   {"order", r.order},
                                   {"generation", r.generation},
-                                  {"unreachable", to_json(r.unreachable)}}));
+                                  {"unreachable", to_json(r.unreachable)},
+                                  {"about", r.about}}));
 }
 
 std::optional<MemberRecord> parse_record(const std::string& text) {
@@ -92,6 +93,7 @@ std::optional<MemberRecord> parse_record(const std::string& text) {
   r.order = static_cast<int>(fields.number("order"));
   r.generation = fields.number("generation");
   r.unreachable = fields.texts("unreachable");
+  r.about = fields.text("about");
   return fields.complete() ? std::optional(r) : std::nullopt;
 }
 
@@ -531,6 +533,14 @@ size_t RosterMachine::joinable() const {
   const size_t room =
       static_cast<size_t>(most()) - std::min(roster_->members.size(), static_cast<size_t>(most()));
   return std::min(waiting().size(), room);
+}
+
+std::vector<MemberRecord> RosterMachine::spares() const {
+  std::vector<MemberRecord> records;
+  if (!roster_ || !is_in_roster(options_.id)) return records;
+  for (const std::string& id : waiting())
+    if (const MemberRecord* const known = record(id)) records.push_back(*known);
+  return records;
 }
 
 const MemberRecord* RosterMachine::record(const std::string& id) const {

@@ -29,6 +29,8 @@ struct MemberRecord {
   int order = -1;  // as it was launched: the first roster is in this order; -1: it joins a run that began
   int64_t generation = 0;                // in which it does not reach
   std::vector<std::string> unreachable;  // these members
+  std::string about =
+      {};  // what it says of itself to members that plan for it; the protocol does not read it
   bool operator==(const MemberRecord&) const = default;
 };
 
@@ -148,6 +150,8 @@ class RosterMachine {
   std::vector<std::string> waiting() const;
   // Of those that wait, as many as the next roster has room for.
   size_t joinable() const;
+  // The records of all that wait, in that order; none while this member is in no roster.
+  std::vector<MemberRecord> spares() const;
   const MemberRecord* record(const std::string& id) const;
 
  private:

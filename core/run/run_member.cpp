@@ -18,6 +18,7 @@ MemberRecord record_of(const Joining& joining, const Acceptor& acceptor) {
   record.version = HET_VERSION;
   record.recipe_digest = settings.recipe_digest;
   record.data_digest = settings.data_digest;
+  record.about = settings.about;
   record.order = settings.environment("HETRUN_JOINS") ? -1 : joining.launched.rank;
   return record;
 }

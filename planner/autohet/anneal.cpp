@@ -37,7 +37,7 @@ class Annealer {
     free_groups();
     double now = score(now_), best = now;
     if (now == kInfinity) return best_;
-    for (int64_t step = 0; step < steps; ++step) {
+    for (int64_t step = 0; step < steps && goes_on(request_); ++step) {
       const double heat =
           kHot * std::pow(kCold / kHot, static_cast<double>(step) / static_cast<double>(steps));
       PlanLayout next = now_;

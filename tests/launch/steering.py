@@ -223,6 +223,31 @@ class Steering(unittest.TestCase):
     def found_by_hand(self):
         return self.hetrun('status', '--pid=1', code=2)
 
+    # --- what may change
+
+    def free_place(self):
+        with socket.socket() as listener:
+            listener.bind(('127.0.0.1', 0))
+            return f'127.0.0.1:{listener.getsockname()[1]}'
+
+    def test_who_waits_to_join_is_a_spare_and_takes_the_place_of_the_lost(self):
+        place = self.free_place()
+        head = self.start('--workers', '2', '--elastic', '1:2', f'--listen={place}', 'recipe.lua')
+        status = self.until_status(head, lambda status: status['step'] > 2)
+        self.assertNotIn('spares', status)
+        machine = self.start('--workers', '1', f'--join={place}', 'recipe.lua', HETRUN_HOST='another')
+        status = self.until_status(head, lambda status: status.get('spares'))
+        self.assertEqual([spare['host'] for spare in status['spares']], ['another'])
+        self.assertEqual(status['spares'][0]['device'], status['ranks'][0]['device'])
+        self.assertRegex(self.hetrun('status', f'--pid={head.pid}'), r'spares +another  \S.*  waits to join\n')
+        os.kill(status['ranks'][1]['pid'], signal.SIGKILL)
+        status = self.until_status(head, lambda status: status['generation'] == 2)
+        self.assertEqual(status['ranks'][1]['host'], 'another')
+        self.assertNotIn('spares', status)
+        head.send_signal(signal.SIGINT)
+        self.ended(head, 130)
+        self.ended(machine, 130)
+
     # --- policies
 
     def test_a_recipe_chooses_the_plan_of_the_ranks_that_are_left(self):

@@ -105,6 +105,9 @@ local function print_status(status)
     say(row, i == 1 and "ranks" or "", ("%d  %s  %s  process %d  for %s"):format(rank.rank, rank.host, rank.device,
       rank.pid, text.duration(now - rank.since)))
   end
+  for i, spare in ipairs(status.spares or {}) do
+    say(row, i == 1 and "spares" or "", ("%s  %s  waits to join"):format(spare.host, spare.device or ""))
+  end
   local shots = status.snapshots or {}
   local tiers = {}
   for _, tier in ipairs { "memory", "disk" } do

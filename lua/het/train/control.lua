@@ -46,11 +46,22 @@ local function take_over(run)
   run.timeline, run.answers = last(events, most_events), run.answers or earlier.answers
 end
 
+-- Who waits to join; nil: no one does.
+local function spares_of(run)
+  local spares = {}
+  for i, spare in ipairs(run.member:spares()) do
+    local ok, about = pcall(native.json_decode, spare.about)
+    spares[i] = { host = spare.host, device = ok and type(about) == "table" and about.device or nil }
+  end
+  return spares[1] and spares
+end
+
 -- All that `hetrun status` shows.
 local function status_of(run, state)
   local a = run.arguments
   local taken, roster = run.snapshot_taken or {}, run.member and run.cluster:roster()
   return native.json_encode {
+    spares = run.member and spares_of(run),
     run = a.name, recipe = source.path(), state = state or run.paused and "paused" or "training", step = run.step,
     steps = a.steps, loss = text.finite(run.loss), validation = text.finite(run.validation),
     best = text.finite(run.best), step_seconds = text.finite(run.step_seconds), tokens_per_step = run.tokens_per_step,

@@ -198,6 +198,7 @@ function elastic.join(self, joining)
   if os.getenv "HETRUN_JOINS" and (a.on_change or a.plan) then   -- before others wait for it
     self.description = ranks.describe(self)
   end
+  joining.about = native.json_encode { device = native.device(self.device).model, description = self.description }
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()

@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/sequential.h"
+
 using namespace het;
 
 TEST_CASE("shares cover every item once and differ by at most one") {
@@ -41,6 +43,20 @@ TEST_CASE("work started inside a parallel body runs on that thread and is comple
   parallel_parts(
       4, [&](int64_t) { parallel_for(100, 1, [&](int64_t begin, int64_t end) { sum += end - begin; }); });
   CHECK(sum == 400);
+}
+
+TEST_CASE("inside a SequentialScope work stays on its thread") {
+  const int before = thread_count();
+  set_thread_count(3);
+  {
+    SequentialScope alone, nested;
+    CHECK(thread_count() == 1);
+    std::vector<std::thread::id> where(8);
+    parallel_parts(8, [&](int64_t part) { where[static_cast<size_t>(part)] = std::this_thread::get_id(); });
+    CHECK(where == std::vector(8, std::this_thread::get_id()));
+  }
+  CHECK(thread_count() == 3);
+  set_thread_count(before);
 }
 
 // Plain counts: a part that ran twice, or after its job had ended, would show (and, under the thread

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <limits>
 
 #include "core/base/error.h"
+#include "core/base/sequential.h"
 #include "planner/autohet/search.h"
 #include "tests/unit/planner/random_case.h"
 
@@ -113,6 +115,22 @@ TEST_CASE("planning twice gives the same plan, and naming nodes one by one or as
                          known_machine("b", "L4", 3)};
   apart.cluster = merged(apart.cluster);
   CHECK(to_lua(plan_with(apart, "auto").plan) == to_lua(one.plan));
+}
+
+TEST_CASE("a search that is given up ends soon, in whatever part it is") {
+  Request request = request_of({{"A100-80", 4, 3}, {"RTX-3090", 4, 2}}, "bert-large", 256);
+  const SequentialScope alone;
+  int64_t asked = 0, most = std::numeric_limits<int64_t>::max();
+  request.goes_on = [&] { return ++asked <= most; };
+  plan_with(request, "auto");
+  const int64_t all = asked;
+  CHECK(all > 100);
+  for (const int64_t when : {int64_t{0}, all / 10, all / 2, all - 1}) {
+    asked = 0;
+    most = when;
+    CHECK_THROWS_WITH(plan_with(request, "auto"), Catch::Matchers::Contains("was given up"));
+    CHECK(asked <= when + 64);  // some parts ask once each, and end before others begin
+  }
 }
 
 TEST_CASE("megatron cuts equally, whale in proportion") {

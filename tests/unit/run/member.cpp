@@ -83,6 +83,7 @@ struct Script {
     options.record.host = "here";
     options.record.order = order;
     options.record.recipe_digest = recipe;
+    options.record.about = fmt::format("of order {}", order);
     options.record.address = to_string(process.acceptor->endpoint());
     process.member = std::make_shared<Member>(std::move(options));
     return process;
@@ -188,6 +189,8 @@ TEST_CASE("members form generations, leave, join and end the run over every stor
 
     Process d = script.begin(-1);
     await([&] { return a.member->waiting() == 1 && b.member->waiting() == 1; });
+    REQUIRE(b.member->spares().size() == 1);
+    CHECK(b.member->spares()[0].about == "of order -1");
     for (Process* each : {&a, &b}) {
       each->member->ask_change(2, "others join");
       each->generation->close("others join", true);
@@ -307,9 +310,16 @@ TEST_CASE("who comes to a full run waits; who has another recipe is refused", "[
     await([&] { return c.member->roster().has_value(); });
     CHECK(c.member->roster()->most == 2);
     CHECK(a.member->waiting() == 0);
+    // It has no place yet, and takes that of the next who is lost.
+    await([&] { return a.member->spares().size() == 1; });
+    CHECK(a.member->spares()[0].id == c.member->id());
+    CHECK(a.member->spares()[0].host == "here");
+    CHECK(a.member->spares()[0].about == "of order -1");
+    CHECK(c.member->spares().empty());
     b.member->leave();
     b.generation->close("it leaves");
     script.open({&a, &c});
     check_generation({&a, &c}, 2);
+    await([&] { return a.member->spares().empty(); });
   }
 }
