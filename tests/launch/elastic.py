@@ -210,6 +210,12 @@ class Elastic(unittest.TestCase):
                               timeout=WAIT, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, 'right\n'), done.stderr)
 
+    def test_changes_are_foreseen(self):
+        shutil.copy(RECIPE.with_name('ahead.lua'), self.folder)
+        done = subprocess.run([HETRUN, '--trust', 'ahead.lua'], cwd=self.folder, text=True, capture_output=True,
+                              timeout=WAIT, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, 'right\n'), done.stderr)
+
     def test_the_planner_decides_which_rank_has_which_part(self):
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'
@@ -570,8 +576,11 @@ class Elastic(unittest.TestCase):
                 gate = self.folder / phase
                 process = self.start('--spread', '--timeout=3s', '--warn-after=1s', workers=5, elastic='1:5', environment={
                     'HETRUN_FAULT': f'rank=0 phase={phase} hold={gate}, rank=4 step=10'})
-                self.until_said(process, 'was killed by signal 9')
+                # Ranks are measured before they train, for plans that are made ahead.
+                self.until_said(process, 'was killed by signal 9' if phase == 'plan' else 'process ids')
                 time.sleep(5)   # longer than the timeout
+                self.assertIsNone(process.poll())
+                self.assertEqual(any('loss' in record for record in self.records()), phase == 'plan')
                 gate.touch()
                 _, err = self.ended(process)
                 self.assertEqual([(g['members'], g['lost']) for g in self.generations()], [(4, 1)], err)

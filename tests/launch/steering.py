@@ -230,6 +230,11 @@ class Steering(unittest.TestCase):
             listener.bind(('127.0.0.1', 0))
             return f'127.0.0.1:{listener.getsockname()[1]}'
 
+    def timelines(self):
+        path = self.folder / 'metrics.jsonl'
+        lines = path.read_text().split('\n')[:-1] if path.exists() else []
+        return [record for record in map(json.loads, lines) if 'timeline' in record]
+
     def test_who_waits_to_join_is_a_spare_and_takes_the_place_of_the_lost(self):
         place = self.free_place()
         head = self.start('--workers', '2', '--elastic', '1:2', f'--listen={place}', 'recipe.lua')
@@ -247,6 +252,40 @@ class Steering(unittest.TestCase):
         head.send_signal(signal.SIGINT)
         self.ended(head, 130)
         self.ended(machine, 130)
+
+    def test_a_change_that_was_foreseen_finds_its_plan(self):
+        self.recipe('plan = het.plan.auto {},')
+        place = self.free_place()
+        head = self.start('--workers', '2', '--elastic', '1:4', f'--listen={place}', 'recipe.lua', '--metrics=metrics.jsonl',
+                          HETRUN_HOST='a')
+
+        def until_planned(ranks):
+            return self.until_status(head, lambda status: len(status['ranks']) == ranks and
+                                     (ahead := status.get('ahead')) and ahead['planned'] == ahead['foreseen'])
+
+        def join(host, ranks):
+            before = len(self.timelines())
+            machine = self.start('--workers', '1', f'--join={place}', 'recipe.lua', '--metrics=metrics.jsonl', HETRUN_HOST=host)
+            self.until_status(head, lambda status: len(status['ranks']) == ranks)
+            self.until(lambda: len(self.timelines()) > before, head)   # it has done a step: what follows is another change
+            return machine
+
+        self.assertEqual(until_planned(2)['ahead']['foreseen'], 1)   # one of two alike ranks is lost
+        self.assertRegex(self.hetrun('status', f'--pid={head.pid}'), r'ahead +1 of 1 plans ')
+        join('b', 3)
+        status = until_planned(3)
+        os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
+        self.until(lambda: len(self.timelines()) == 2, head)
+        join('c', 3)
+        until_planned(3)
+        join('d', 4)
+        head.send_signal(signal.SIGINT)
+        said = self.ended(head, 130)
+        lost, joined = self.timelines()[1], self.timelines()[3]
+        for timeline in (lost, joined):
+            self.assertTrue(timeline['planned_ahead'], timeline)
+        self.assertEqual((lost['lost'], joined['joined']), (1, 1))
+        self.assertEqual(len(re.findall(r'planned \S+ \S+ \(ahead\)', said)), len([each for each in self.timelines() if each['planned_ahead']]))
 
     # --- policies
 

@@ -167,6 +167,7 @@ local function request_of(run, cluster, given)
     objective = given.objective or "time", extensions = extensions_of(given.without),
     events = given.html ~= nil or given.trace ~= nil,
     old = given.old, near = given.near, fallbacks = given.fallbacks, cheaper = given.cheaper,
+    gentle = given.gentle,
   }
 end
 
@@ -201,7 +202,7 @@ function planning.policies()
 end
 
 -- For what runs in threads, one after the other. Returns a function that waits for the result, and one that waits a
--- moment and says whether it is there.
+-- moment, or so many seconds, and says whether it is there.
 -- @func under_way the thread, or nil: all are done
 -- @func go_on called when it is done
 -- @func result
@@ -210,11 +211,11 @@ local function waits_for(under_way, go_on, result)
     while under_way() do go_on() end
     return result()
   end
-  return wait, function()
+  return wait, function(seconds)
     local thread = under_way()
-    if thread and thread:done() then go_on() end
+    if thread and thread:done(seconds) then go_on() end
     return not under_way()
-  end
+  end, under_way
 end
 
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
@@ -300,18 +301,22 @@ end
 -- asked at once.
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`,
 -- `cheaper` (also look for a part of the cluster that is nearly as fast and much cheaper); and
--- `html` or `trace` when events are wanted; `quick`: others wait, so no sharding programs are tried
+-- `html` or `trace` when events are wanted; `quick`: others wait, so no sharding programs are tried; `gentle`: it
+-- leaves the cores to others most of the time
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
 -- native.sharded_stages found); where `lua` is such a plan, pipelines_lua, which `plan` and `report` are of; fallbacks
 -- (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
--- @treturn function that waits a moment, and returns whether the first one returns at once
+-- @treturn function that waits a moment, or as many seconds as it is given, and returns whether the first one returns
+-- at once
+-- @treturn function that returns the thread under way, with `:hurry()`, which ends `gentle`, and `:give_up()`; nil
+-- when all is done
 function planning.begin(run, cluster, given)
   if given.policy == "hap" then return begin_hap(run, cluster, given) end
   local graph, request = request_of(run, cluster, given)
   if type(given.policy) == "function" then
     local answer = require("het.plan.policy").answer(given.policy, graph, request)
-    return function() return answer end, function() return true end
+    return function() return answer end, function() return true end, function() end
   end
   -- One after the other, each in its thread: the planner, a sharding program for all devices, and where that cuts
   -- state, pipelines of such programs.

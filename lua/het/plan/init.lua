@@ -436,6 +436,8 @@ plan.auto = define.constructor {
       default = 0.02, min = 0, max = 1 },
     { "fallbacks", "integer", "plans made ahead for as many of the likeliest losses; the run's `fallbacks` is then a "
       .. "list of { lost = \"a\", plan = het.plan { ... } }, or problems instead of a plan", default = 0, min = 0 },
+    { "ahead", "integer", "with --elastic: plans made beside the steps for as many of the likeliest changes, lost "
+      .. "machines and ranks and others that join, so that a change finds its plan there", default = 8, min = 0 },
   },
   check = function(a, report)
     for _, problem in ipairs(a.without and require("het.plan.command").without_problems(a.without, a.policy) or {}) do

@@ -51,8 +51,9 @@ function ranks.describe(run)
   return own
 end
 
--- Machines in the order of their first ranks: each { host, zone, ranks = { rank, from 0 } }.
-local function machines_of(all)
+--- Machines in the order of their first ranks: each { host, zone, ranks = { rank, from 0 } }.
+-- @tparam table all what each rank described, by rank
+function ranks.machines_of(all)
   local machines, by_host = {}, {}
   for i, own in ipairs(all) do
     local machine = by_host[own.host]
@@ -128,7 +129,7 @@ end
 -- @treturn table list of names, as "host:0"; of ranks that share one machine "here:0"
 function ranks.cluster_of(all, link)
   local types, nodes, names, taken = {}, {}, {}, {}
-  local machines = machines_of(all)
+  local machines = ranks.machines_of(all)
   for _, machine in ipairs(machines) do
     local share, by_type = share_of(all, machine), {}
     for _, rank in ipairs(machine.ranks) do
@@ -181,7 +182,7 @@ local least_seconds, most_bytes = 0.02, 2 ^ 24
 -- @tparam table all what each rank described, by rank
 -- @treturn table { bandwidth = bytes/s of the slowest machine's link, latency = s }
 function ranks.measure_link(cluster, all)
-  local machines = machines_of(all)
+  local machines = ranks.machines_of(all)
   if #machines < 2 then return { bandwidth = 4e9, latency = 50e-6 } end
   local is_first, widest = false, 0   -- of its machine; ranks that the busiest machine sends to
   for _, machine in ipairs(machines) do
@@ -216,8 +217,10 @@ local function look(run)
     hosts[i] = all[i].host
   end
   for _, field in ipairs { "f32", "bf16", "memory_bandwidth" } do   -- who measured may be lost later
+    for _, own in ipairs(all) do own[field] = own[field] or known_of(all, own, field) end
     run.description[field] = run.description[field] or known_of(all, run.description, field)
   end
+  run.described = all
   local known = {}
   for _, host in ipairs(run.measured_hosts or {}) do known[host] = true end
   local is_new = run.link == nil

@@ -1,5 +1,6 @@
 --- What a run with --elastic does when ranks come, go, or will be taken away. The first rank decides, and all follow:
 -- by the recipe's `on_change` and `on_notice`, else by the functions of this folder.
+local ahead = require "het.train.ahead"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local handle = require "het.sandbox.handle"
@@ -78,7 +79,8 @@ end
 function policy.plan(run, change)
   run.deciding = nil   -- a loss may have cut off a decision
   local a = run.arguments
-  run.cluster_here = (a.on_change or not plan.given_for(a, change.ranks)) and ranks.cluster(run) or nil
+  local wants_cluster = a.on_change or not plan.given_for(a, change.ranks) or ahead.wants(run)
+  run.cluster_here, run.planned_ahead = wants_cluster and ranks.cluster(run) or nil, false
   change.devices = run.cluster_here and run.device_names
   local words = together.by_first_in_time(run, function()
     run.found = nil

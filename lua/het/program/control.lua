@@ -108,6 +108,10 @@ local function print_status(status)
   for i, spare in ipairs(status.spares or {}) do
     say(row, i == 1 and "spares" or "", ("%s  %s  waits to join"):format(spare.host, spare.device or ""))
   end
+  if status.ahead then
+    say(row, "ahead", ("%d of %d plans for changes that are foreseen are made"):format(status.ahead.planned,
+      status.ahead.foreseen))
+  end
   local shots = status.snapshots or {}
   local tiers = {}
   for _, tier in ipairs { "memory", "disk" } do

@@ -4,6 +4,7 @@
 -- A run has `control` (native) on its first rank, nil where it has no store; `roll`, by rank { rank, host, device, pid,
 -- since }; `timeline`, a list of { at, step, event }; `answers` to the last commands; `paused`.
 local native = require "het.native"
+local ahead = require "het.train.ahead"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local source = require "het.language.source"
@@ -56,12 +57,18 @@ local function spares_of(run)
   return spares[1] and spares
 end
 
+-- What the run is ready for.
+local function plans_ahead(run)
+  local foreseen, planned = ahead.counts(run)
+  return foreseen and { foreseen = foreseen, planned = planned }
+end
+
 -- All that `hetrun status` shows.
 local function status_of(run, state)
   local a = run.arguments
   local taken, roster = run.snapshot_taken or {}, run.member and run.cluster:roster()
   return native.json_encode {
-    spares = run.member and spares_of(run),
+    spares = run.member and spares_of(run), ahead = run.member and plans_ahead(run),
     run = a.name, recipe = source.path(), state = state or run.paused and "paused" or "training", step = run.step,
     steps = a.steps, loss = text.finite(run.loss), validation = text.finite(run.validation),
     best = text.finite(run.best), step_seconds = text.finite(run.step_seconds), tokens_per_step = run.tokens_per_step,

@@ -1,6 +1,7 @@
 --- A run that outlives its members (`--elastic LEAST:MOST`): generation after generation, each with the ranks that are
 -- there, a plan for them and a session. The run's state, step and cursor go on from what the members have.
 local native = require "het.native"
+local ahead = require "het.train.ahead"
 local chaos = require "het.train.chaos"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
@@ -168,6 +169,7 @@ local function begin_session(self)
   if known and known.members then count_change(self, known, roster.members, reached) end
   self.members, self.reached = roster.members, nil
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
+  ahead.begin(self)
 end
 
 -- The others have ended the run: no mistake, the process exits with 0. What `hetrun status` shows is theirs.
@@ -391,6 +393,7 @@ local function go_on(self, reporter, problem)
     restored = self.session.restored_at } do
     pause[name .. "_seconds"] = time - pause.started
   end
+  pause.planned_ahead = self.planned_ahead
   pause.bytes = (self.session.restored or {}).bytes or { live = moved_bytes_of(self.session.restored) }
   pause.steps_repeated = pause.steps_repeated + math.max(0, step - self.step)
   self.pause = pause
@@ -400,6 +403,7 @@ end
 function elastic.step_done(self, reporter)
   local line = self.pause
   self.pause, self.step_ended_at = nil, native.clock()
+  ahead.go_on(self)
   if not line then return end
   line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
   line.started = nil
@@ -436,6 +440,7 @@ end
 --- All ranks have ended the run together.
 function elastic.leave(self)
   native.end_notices()
+  ahead.stop(self)
   self.member:end_run()
   self.session:close "the run has ended"
   if self.cluster then self.cluster:close "the run has ended" end

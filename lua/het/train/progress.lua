@@ -130,8 +130,9 @@ function Progress:timeline(entry)
   if entry.after_loss then
     began = entry.noticed_seconds and ("noticed %s after step %d;"):format(at "noticed", entry.last_step) or "noticed;"
   end
+  local planned = at "planned" .. (entry.planned_ahead and " (ahead)" or "")
   self:say(("  %s then connected after %s, planned %s, restored %s (%s), step %d done %s; %d %s repeated"):format(began,
-    at "connected", at "planned", at "restored", sources_of(entry.bytes), entry.first_step, at "first_step",
+    at "connected", planned, at "restored", sources_of(entry.bytes), entry.first_step, at "first_step",
     entry.steps_repeated, entry.steps_repeated == 1 and "step" or "steps"))
 end
 

@@ -78,8 +78,11 @@ end
 
 --- The training graph of a micro-batch of `samples` (1): what planners count.
 function Run:graph_of_sample(samples)
-  local context = context_of(self.arguments)
-  return graphs.training(session.spec(self.arguments, samples or 1, context)).graph, context
+  local context, count = context_of(self.arguments), samples or 1
+  local graph = count == 1 and self.sample_graph
+    or graphs.training(session.spec(self.arguments, count, context)).graph
+  if count == 1 then self.sample_graph = graph end   -- plans made ahead ask for it between steps
+  return graph, context
 end
 
 -- All that does not depend on the plan, beside the planner that may look for one; then the first session.

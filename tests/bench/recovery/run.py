@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Recovery, measured: python3 tests/bench/recovery/run.py build/lua/hetrun [--json] [--trials=100] [--only=PART]
 
-Parts: `pauses` (a rank is lost or silent), `scenarios` (from the loss of machines to the next step, against a restart from
-the cloud), `overhead` (of snapshots in memory), `disk` and `peers` (snapshot files against the raw disk and plain
-TCP), `day` (a recorded day of spot machines), `chaos` (random faults). Those that need network namespaces are skipped by
-name without root. A quiet machine is needed: figures of a busy one are not worth keeping."""
+Parts: `pauses` (a rank is lost or silent), `plans` (its next plan, made ahead or not), `scenarios` (from the loss of
+machines to the next step, against a restart from the cloud), `overhead` (of snapshots in memory), `disk` and `peers`
+(snapshot files against the raw disk and plain TCP), `day` (a recorded day of spot machines), `chaos` (random faults).
+Those that need network namespaces are skipped by name without root. A quiet machine is needed: figures of a busy one are not worth keeping."""
 
 import argparse
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 import costs
 import network
 import pauses
+import plans
 import scenarios
 import spot_day
 
@@ -82,7 +83,8 @@ def measure_chaos(hetrun, trials):
 
 
 PARTS = {
-    'pauses': (measure_pauses, False), 'scenarios': (measure_scenarios, True),
+    'pauses': (measure_pauses, False),
+    'plans': (lambda hetrun, trials: plans.measure(hetrun, max(1, trials // 10)), False), 'scenarios': (measure_scenarios, True),
     'overhead': (lambda hetrun, _: {'snapshot_overhead': costs.overhead(hetrun)}, True),
     'disk': (measure_disk, False), 'peers': (measure_peers, True),
     'day': (lambda hetrun, _: {'spot_day': spot_day.measure(hetrun)}, True), 'chaos': (measure_chaos, False),
