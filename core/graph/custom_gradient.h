@@ -10,8 +10,8 @@
 
 namespace het {
 
-// Nodes [first, end) of the forward pass that have another gradient than that of their operators. They compute
-// `output`, the only value of theirs that other nodes read, from `inputs`.
+// Nodes [first, end) of the forward pass that have another gradient than that of their operators. They
+// compute `output`, the only value of theirs that other nodes read, from `inputs`.
 struct CustomGradient {
   NodeId first = 0, end = 0;
   std::vector<ValueId> inputs;
