@@ -24,8 +24,8 @@
 namespace het::lua {
 namespace {
 
-// {run, in_memory, folder, store, keep, replicas, secret_file, cluster, replica_bytes}. `cluster`: of the
-// run, where in_memory.
+// {run, in_memory, folder, store, keep, replicas, secret_file, cluster, replica_bytes, zone}. `cluster`: of
+// the run, where in_memory.
 SnapshotsHandle run_snapshots(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   RunSnapshots::Options options;
@@ -46,7 +46,7 @@ SnapshotsHandle run_snapshots(lua_State* L) {
     const EnvironmentLookup lookup = process_environment();
     options.secret = secret_of(L, 1);
     options.host = host_of_process(lookup);
-    options.zone = lookup("HETRUN_ZONE").value_or("");
+    options.zone = field<std::string>(L, 1, "zone").value_or("");
     options.replica_bytes = to_integer<int64_t>(field<double>(L, 1, "replica_bytes").value_or(0));
     options.warn = [](const std::string& sentence) {
       std::cerr << visible("hetrun: " + sentence) + "\n" << std::flush;

@@ -1,7 +1,11 @@
 #include "lua/cli.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <map>
 
@@ -32,11 +36,11 @@ constexpr int kMostThreads = 4096, kMostWorkers = 512;
 
 const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names{
-      "--help",        "--version",     "--quiet",  "--json",       "--trust",      "--metrics",
-      "--threads",     "--trace",       "--device", "--workers",    "--elastic",    "--respawn",
-      "--chaos",       "--listen",      "--join",   "--rendezvous", "--interface",  "--secret-file",
-      "--timeout",     "--warn-after",  "--resume", "--overwrite",  "--limit-time", "--allow-read",
-      "--allow-write", "--limit-memory"};
+      "--help",        "--version",      "--quiet",  "--json",       "--trust",      "--metrics",
+      "--threads",     "--trace",        "--device", "--workers",    "--elastic",    "--respawn",
+      "--chaos",       "--listen",       "--join",   "--rendezvous", "--interface",  "--secret-file",
+      "--timeout",     "--warn-after",   "--resume", "--overwrite",  "--limit-time", "--allow-read",
+      "--allow-write", "--limit-memory", "--zone",   "--price"};
   return names;
 }
 
@@ -56,6 +60,8 @@ std::string example_of(const std::string& option) {
                                                            {"--secret-file", "secret"},
                                                            {"--timeout", "90s"},
                                                            {"--warn-after", "10s"},
+                                                           {"--zone", "us-east-1a"},
+                                                           {"--price", "1.2"},
                                                            {"--allow-read", "corpus.txt"},
                                                            {"--allow-write", "models/mine"},
                                                            {"--limit-memory", "8GiB"},
@@ -211,10 +217,36 @@ void check_elastic(const Settings& settings) {
   }
 }
 
+// The zone and the price of this machine: of the options, else of the environment.
+void read_place(Settings& settings, std::string price) {
+  constexpr size_t kLongest = 64;
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::string zone_from = settings.zone.empty() ? "HETRUN_ZONE" : "--zone";
+  if (settings.zone.empty()) settings.zone = variable("HETRUN_ZONE");
+  const bool plain = std::all_of(settings.zone.begin(), settings.zone.end(),
+                                 [](unsigned char c) { return std::isalnum(c) || std::strchr("-_.:/", c); });
+  if (!plain || settings.zone.size() > kLongest)
+    fail_usage("{}={} is no name of a zone: letters, digits and - _ . : /, at most {} of them, such as {}",
+               zone_from, settings.zone, kLongest, example_of("--zone"));
+  const std::string price_from = price.empty() ? "HETRUN_PRICE" : "--price";
+  if (price.empty()) price = variable("HETRUN_PRICE");
+  if (price.empty()) return;
+  constexpr double kMost = 1e6;
+  double value = 0;
+  const auto [end, error] = std::from_chars(price.data(), price.data() + price.size(), value);
+  if (error != std::errc() || end != price.data() + price.size() || !(value >= 0 && value <= kMost))
+    fail_usage("{}={} is no price of an hour: a number from 0 to {:.0f}, such as {}={}", price_from, price,
+               kMost, price_from, example_of("--price"));
+  settings.price = value;
+}
+
 // Options whose text is read after all of them are known.
 struct OptionTexts {
   bool version = false;
-  std::string threads, workers, elastic;
+  std::string threads, workers, elastic, price;
 };
 
 void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
@@ -266,6 +298,12 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
   app.add_option("--timeout", settings.timeout,
                  "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)");
   app.add_option("--warn-after", settings.warn_after, "when to say who is waited for (default: 10s)");
+  app.add_option("--zone", settings.zone,
+                 "the zone of this machine: machines of one zone may be lost together, and no zone alone "
+                 "has all copies of the state (default: the variable HETRUN_ZONE)");
+  app.add_option("--price", texts.price,
+                 "what this machine costs an hour, for what a run says of money (default: the variable "
+                 "HETRUN_PRICE)");
   app.add_flag("--resume", settings.resume, "go on with the run that is saved where the recipe saves");
   app.add_flag("--overwrite", settings.overwrite, "replace the model that is saved where the recipe saves");
   app.add_option("--limit-time", settings.limit_time,
@@ -279,6 +317,7 @@ void read_settings(Settings& settings, const OptionTexts& texts) {
   settings.workers = count_of("--workers", texts.workers, kMostWorkers);
   read_elastic(texts.elastic, settings);
   if (!settings.join.empty() && settings.least == 0) settings.elastic = true;
+  read_place(settings, texts.price);
   check_elastic(settings);
   check_chaos(settings);
   if (!settings.limit_memory.empty())

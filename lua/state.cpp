@@ -151,6 +151,8 @@ State::State(const Settings& settings, Gpus gpus) {
   set_if_said("secret_file", settings.secret_file);
   set_if_said("timeout", settings.timeout);
   set_if_said("warn_after", settings.warn_after);
+  set_if_said("zone", settings.zone);
+  if (settings.price) set_field(L_, "price", *settings.price);
   set_field(L_, "limit_memory", settings.limit_memory);
   set_list(L_, "allow_read", settings.allow_read);
   set_list(L_, "allow_write", settings.allow_write);

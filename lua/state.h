@@ -2,6 +2,7 @@
 // the binary, and the sandbox in which recipes run.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct Settings {
   std::string join;  // such a place: this machine's ranks join the run that is there
   // Of several ranks, as written; empty: as the environment says, or by default.
   std::string rendezvous, interface, secret_file, timeout, warn_after;
+  std::string zone;                                  // what this machine fails with; empty: not known
+  std::optional<double> price;                       // of this machine for an hour
   std::string limit_memory;                          // such as 8GiB; empty: by default
   std::vector<std::string> allow_read, allow_write;  // paths that a recipe may reach
   bool resume = false, overwrite = false;            // as het.train's fields

@@ -137,8 +137,13 @@ void RunSnapshots::stop_replicas() {
 
 void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers,
                           std::string plan) {
-  std::vector<std::string> hosts;
-  for (const ReplicaPeer& peer : peers) hosts.push_back(peer.host);
+  std::vector<std::string> hosts, zones;
+  for (const ReplicaPeer& peer : peers) {
+    hosts.push_back(peer.host);
+    zones.push_back(peer.zone);
+  }
+  // Where there are several zones, no single one has all copies.
+  const bool spreads = options_.replicas > 1 && std::set<std::string>(zones.begin(), zones.end()).size() > 1;
   std::vector<std::vector<int>> holders(peers.size());
   if (exchange_ != nullptr) {
     holders = replica_holders(peers, options_.replicas - 1);
@@ -156,10 +161,10 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
   rest_.clear();
   disk_.clear();
   is_scarce_ = false;
-  const auto in_memory = assign_writers_of_hosts(layout, hosts);
+  const auto in_memory = assign_writers_of_hosts(layout, hosts, zones);
   for (size_t r = 0; r < in_memory.size(); ++r)
     for (const WrittenPart& each : in_memory[r]) {
-      const bool scarce = each.hosts < options_.replicas;
+      const bool scarce = each.hosts < options_.replicas || (spreads && each.zones == 1);
       holding.insert(peers[r].host);
       if (scarce)
         for (const int holder : holders[r]) holding.insert(peers[static_cast<size_t>(holder)].host);

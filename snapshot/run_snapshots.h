@@ -75,8 +75,8 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   // Of the plan that the run follows from here on, on every rank. `peers`: own() of each rank; of ranks on
   // one host each counts as a host of its own.
   void follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers, std::string plan);
-  // Whether a part of the state is on fewer than `replicas` hosts: only then do snapshots in memory gain
-  // something. The same on every rank.
+  // Whether a part of the state is on fewer than `replicas` hosts, or in one zone of several: only then do
+  // snapshots in memory gain something. The same on every rank.
   bool is_scarce() const { return is_scarce_; }
   // Hosts that hold a snapshot in memory of the plan that is followed, as parts or as copies of these.
   int hosts() const { return hosts_; }

@@ -40,12 +40,12 @@ class Writers {
   explicit Writers(size_t ranks) : written_(ranks), bytes_(ranks) {}
 
   // By one of these ranks.
-  void write(const Shared& each, const std::vector<int>& ranks, int hosts) {
+  void write(const Shared& each, const std::vector<int>& ranks, int hosts, int zones = 1) {
     const auto writer = static_cast<size_t>(*std::min_element(ranks.begin(), ranks.end(), [&](int a, int b) {
       return bytes_[static_cast<size_t>(a)] < bytes_[static_cast<size_t>(b)];
     }));
     bytes_[writer] += each.bytes;
-    written_[writer].push_back({each.part, hosts});
+    written_[writer].push_back({each.part, hosts, zones});
   }
   std::vector<std::vector<WrittenPart>> take() { return std::move(written_); }
 
@@ -54,9 +54,10 @@ class Writers {
   std::vector<int64_t> bytes_;
 };
 
-std::map<std::string, std::vector<int>> by_host(const Shared& each, std::span<const std::string> hosts) {
+// Its ranks by a name that each rank has: of its host, or its zone.
+std::map<std::string, std::vector<int>> by_name(const Shared& each, std::span<const std::string> names) {
   std::map<std::string, std::vector<int>> ranks;
-  for (const int rank : each.ranks) ranks[hosts[static_cast<size_t>(rank)]].push_back(rank);
+  for (const int rank : each.ranks) ranks[names[static_cast<size_t>(rank)]].push_back(rank);
   return ranks;
 }
 
@@ -81,17 +82,21 @@ std::vector<std::vector<WrittenPart>> assign_writers(const StateLayout& layout,
   HET_REQUIRE(hosts.size() == layout.parts.size(), hosts.size(), layout.parts.size());
   Writers writers(layout.parts.size());
   for (const Shared& each : shared_parts(layout))
-    writers.write(each, each.ranks, static_cast<int>(by_host(each, hosts).size()));
+    writers.write(each, each.ranks, static_cast<int>(by_name(each, hosts).size()));
   return writers.take();
 }
 
 std::vector<std::vector<WrittenPart>> assign_writers_of_hosts(const StateLayout& layout,
-                                                              std::span<const std::string> hosts) {
+                                                              std::span<const std::string> hosts,
+                                                              std::span<const std::string> zones) {
   HET_REQUIRE(hosts.size() == layout.parts.size(), hosts.size(), layout.parts.size());
+  HET_REQUIRE(zones.empty() || zones.size() == hosts.size(), zones.size(), hosts.size());
   Writers writers(layout.parts.size());
   for (const Shared& each : shared_parts(layout)) {
-    const auto ranks_of = by_host(each, hosts);
-    for (const auto& [host, ranks] : ranks_of) writers.write(each, ranks, static_cast<int>(ranks_of.size()));
+    const auto ranks_of = by_name(each, hosts);
+    const int in_zones = zones.empty() ? 1 : static_cast<int>(by_name(each, zones).size());
+    for (const auto& [host, ranks] : ranks_of)
+      writers.write(each, ranks, static_cast<int>(ranks_of.size()), in_zones);
   }
   return writers.take();
 }

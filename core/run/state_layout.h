@@ -25,13 +25,15 @@ StateLayout layout_of(Communicator* group, const std::vector<StatePart>& needs);
 struct WrittenPart {
   StatePart part;
   int hosts = 1;  // that have it
+  int zones = 1;  // that these are in
 };
 // By rank, what each writes so that every element is written once: of parts that several ranks have, the
 // largest first, each by the rank that has the fewest bytes to write until then. `hosts`: of each rank.
 std::vector<std::vector<WrittenPart>> assign_writers(const StateLayout& layout,
                                                      std::span<const std::string> hosts);
-// The same, but every element once for each host that has it.
+// The same, but every element once for each host that has it. `zones`: of each rank; empty: one for all.
 std::vector<std::vector<WrittenPart>> assign_writers_of_hosts(const StateLayout& layout,
-                                                              std::span<const std::string> hosts);
+                                                              std::span<const std::string> hosts,
+                                                              std::span<const std::string> zones = {});
 
 }  // namespace het

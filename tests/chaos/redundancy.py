@@ -34,13 +34,15 @@ class SixHosts(Run):
             return [f'--steps={STEPS}', '--every=40', '--timeout=20s', '--warn-after=0.2s', '--tensor', '--sharded',
                     f'--replicas={self.copies}']
 
-    def __init__(self, copies, folder):
+    def __init__(self, copies, folder, zones=()):
+        def of(host):
+            return [f'--zone={zones[host]}'] if zones else []
         super().__init__(HETRUN, self.Schedule(copies), folder)
         place = self.place = f'127.0.0.1:{free_port()}'
-        self.launch(['--elastic', f'1:{HOSTS}', f'--listen={place}'], 'host0', 1)
+        self.launch(['--elastic', f'1:{HOSTS}', f'--listen={place}', *of(0)], 'host0', 1)
         self.need(lambda: self.come_to(4))
         for host in range(1, HOSTS):
-            self.launch([f'--join={place}'], f'host{host}', 1)
+            self.launch([f'--join={place}', *of(host)], f'host{host}', 1)
         self.need(lambda: all('waits to join' in each.said() for each in self.processes[1:]))
         self.gates[4].touch()
         self.need(lambda: self.come_to(LOST_AFTER + 1))
@@ -130,6 +132,19 @@ class Redundancy(unittest.TestCase):
         for hosts in ((0, 3), (1, 2), (4, 5)):
             with self.subTest(hosts=hosts):
                 self.lose(3, hosts, right)
+
+    def test_copies_lie_in_the_other_zone(self):
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        write_text(folder)
+        zones = ['east', 'east', 'west', 'west', 'west', 'west']
+        run = SixHosts(2, folder, zones)
+        self.addCleanup(run.close)
+        same = {host: [other for other in range(HOSTS) if zones[other] == zones[host]] for host in range(HOSTS)}
+        run.need(lambda: min(run.copied(host, same[host]) for host in range(HOSTS)) > 0)
+        for host in range(HOSTS):
+            elsewhere = [other for other in range(HOSTS) if other not in same[host]]
+            self.assertEqual(run.copied(host, elsewhere), 0, host)
 
 
 if __name__ == '__main__':

@@ -287,6 +287,38 @@ class Steering(unittest.TestCase):
         self.assertEqual((lost['lost'], joined['joined']), (1, 1))
         self.assertEqual(len(re.findall(r'planned \S+ \S+ \(ahead\)', said)), len([each for each in self.timelines() if each['planned_ahead']]))
 
+    def test_a_run_counts_what_its_machines_cost(self):
+        place = self.free_place()
+        head = self.start('--workers', '2', '--elastic', '1:3', '--price=360000', f'--listen={place}', 'recipe.lua',
+                          '--metrics=metrics.jsonl', HETRUN_HOST='a')
+        self.assertEqual(self.until_status(head, lambda status: status['step'] > 2)['hourly'], 360000)   # two ranks, one machine
+        machine = self.start('--workers', '1', f'--join={place}', 'recipe.lua', '--metrics=metrics.jsonl', HETRUN_HOST='b',
+                             HETRUN_PRICE='36000')
+        status = self.until_status(head, lambda status: len(status['ranks']) == 3)
+        self.assertEqual(status['hourly'], 396000)
+        self.until(self.timelines, head)
+        os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
+        self.ended(machine, 75)
+        status = self.until_status(head, lambda status: len(status['ranks']) == 2 and len(self.timelines()) == 2 and
+                                   status['money_lost'] > self.timelines()[0]['money_lost'])
+        self.assertEqual(status['hourly'], 360000)
+        text = self.hetrun('status', f'--pid={head.pid}')
+        self.assertRegex(text, r'lost +\d+ steps? repeated in 2 changes of ranks, \S+ of money\n')
+        self.assertRegex(text, r'money +\S+ paid, 360000 an hour\n')
+        head.send_signal(signal.SIGINT)
+        said = self.ended(head, 130)
+        joined, lost = self.timelines()
+        for timeline, hourly in ((joined, 396000), (lost, 360000)):
+            least = hourly / 3600 * timeline['first_step_seconds']
+            self.assertGreaterEqual(timeline['money_lost'], least * 0.999)
+            self.assertLess(timeline['money_lost'], least + hourly / 3600 * (timeline['steps_repeated'] * 1.0 + 1e-6))
+        account = [json.loads(line) for line in (self.folder / 'metrics.jsonl').read_text().splitlines() if '"paid"' in line][-1]
+        self.assertAlmostEqual(account['money_lost'], joined['money_lost'] + lost['money_lost'], delta=1e-6 * account['paid'])
+        seconds = account['paid'] / 100   # of both machines' prices, the second was there for a part
+        self.assertGreater(seconds, joined['first_step_seconds'] + lost['first_step_seconds'])
+        self.assertRegex(said, r'of money lost')
+        self.assertRegex(said, r'\S+ of money paid, \S+ of it lost to changes')
+
     # --- policies
 
     def test_a_recipe_chooses_the_plan_of_the_ranks_that_are_left(self):

@@ -585,6 +585,14 @@ class CommandLine(Case):
         self.refused('--workers 60 mlp.lua --steps=1 --warn-after=10min',
                      '60 ranks share a batch of 50 samples; at least one sample for each is needed')
 
+    def test_zones_and_prices(self):
+        for price in ('lots', '-1', 'nan', '1e7', '3x'):
+            self.refused(f'--price={price} mlp.lua', f'--price={price} is no price of an hour: a number from 0 to 1000000, such as '
+                         '--price=1.2')
+        for zone in ('a;b', 'z' * 65):
+            self.refused(f'--zone={zone} mlp.lua', f'--zone={zone} is no name of a zone: letters, digits and - _ . : /, at most 64 '
+                         'of them, such as us-east-1a')
+
     def test_numbers_that_nothing_can_hold(self):
         most = 'is beyond 2^53 = 9007199254740992, the greatest whole number that is kept exactly'
         self.refused('gpt_text.lua --text=text.txt --steps=1e30 --seed=99999999999999999999 --batch=1e18',

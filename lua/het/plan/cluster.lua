@@ -243,7 +243,7 @@ function cluster.with(known)
     links = {}, nodes = {}, types = {} }, Cluster)
   for i, type in ipairs(known.types) do self.types[i] = setmetatable(type, DeviceType) end
   for i, node in ipairs(known.nodes) do
-    node.count, node.price, node.preemptions = 1, 0, 0
+    node.count, node.price, node.preemptions = 1, node.price or 0, 0
     self.nodes[i] = setmetatable(node, Node)
   end
   return self

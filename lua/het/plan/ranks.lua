@@ -43,7 +43,7 @@ function ranks.describe(run)
   local is_gpu = peak.is_gpu(device_name)
   local measures = is_gpu or (os.getenv "LOCAL_RANK" or "0") == "0"
   local own = figures_of(run, peak.device_of(device_name), measures)
-  own.host, own.zone = native.host(), os.getenv "HETRUN_ZONE" or ""
+  own.host, own.zone, own.price = native.host(), native.settings.zone or "", native.settings.price
   own.kind = is_gpu and "cuda" or "cpu"
   own.model = peak.name_of(peak.device_of(device_name))
   own.threads, own.cores = native.threads(), native.cores()
@@ -51,17 +51,18 @@ function ranks.describe(run)
   return own
 end
 
---- Machines in the order of their first ranks: each { host, zone, ranks = { rank, from 0 } }.
+--- Machines in the order of their first ranks: each { host, zone, price, ranks = { rank, from 0 } }.
 -- @tparam table all what each rank described, by rank
 function ranks.machines_of(all)
   local machines, by_host = {}, {}
   for i, own in ipairs(all) do
     local machine = by_host[own.host]
     if not machine then
-      machine = { host = own.host, zone = own.zone, ranks = {} }
+      machine = { host = own.host, zone = own.zone, price = 0, ranks = {} }
       by_host[own.host] = machine
       machines[#machines + 1] = machine
     end
+    machine.price = math.max(machine.price, own.price or 0)
     table.insert(machine.ranks, i - 1)
   end
   return machines
@@ -143,12 +144,13 @@ function ranks.cluster_of(all, link)
       local node = by_type[type]
       if not node then   -- devices of two types in one machine are two nodes of the planner's
         local host = #machines > 1 and machine.host or "here"
-        node = { name = name_of(host, taken), type = type, zone = machine.zone, devices = 0 }
+        node = { name = name_of(host, taken), type = type, zone = machine.zone, devices = 0, price = 0 }
         by_type[type] = node
         nodes[#nodes + 1] = node
       end
       names[rank + 1] = ("%s:%d"):format(node.name, node.devices)
       node.devices = node.devices + 1
+      node.price = machine.price * node.devices / #machine.ranks   -- of two nodes in one machine each has its share
     end
   end
   local of_name = {}

@@ -1,6 +1,7 @@
 --- `hetrun status` and `hetrun attach`: look at a running job, and steer it.
 local native = require "het.native"
 local errors = require "het.errors"
+local money = require "het.train.money"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
@@ -101,6 +102,14 @@ local function print_status(status)
   end
   if losses[1] then say(row, "loss", table.concat(losses, ", ")) end
   if status.generation then say(row, "generation", ("%d"):format(status.generation)) end
+  if (status.changes or 0) > 0 then
+    say(row, "lost", ("%d %s repeated in %d %s of ranks%s"):format(status.steps_repeated,
+      status.steps_repeated == 1 and "step" or "steps", status.changes, status.changes == 1 and "change" or "changes",
+      status.paid and (", %s of money"):format(money.show(status.money_lost or 0)) or ""))
+  end
+  if status.paid then
+    say(row, "money", ("%s paid, %s an hour"):format(money.show(status.paid), money.show(status.hourly)))
+  end
   for i, rank in ipairs(status.ranks) do
     say(row, i == 1 and "ranks" or "", ("%d  %s  %s  process %d  for %s"):format(rank.rank, rank.host, rank.device,
       rank.pid, text.duration(now - rank.since)))

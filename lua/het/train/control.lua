@@ -74,7 +74,9 @@ local function status_of(run, state)
     best = text.finite(run.best), step_seconds = text.finite(run.step_seconds), tokens_per_step = run.tokens_per_step,
     unit = run.unit, started = run.started_at, at = os.time(),
     generation = roster and roster.number, elastic = run.member ~= nil, plan = run.plan and tostring(run.plan),
-    ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
+    changes = run.member and run.ledger.changes, steps_repeated = run.member and run.ledger.steps_repeated,
+    paid = run.member and run.ledger.paid, money_lost = run.ledger.paid and run.ledger.money_lost,
+    hourly = run.hourly, ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
     snapshots = { memory = taken.memory, disk = taken.disk, folder = (a.snapshot or {}).folder,
       store = (a.snapshot or {}).store },
   }

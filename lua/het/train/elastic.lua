@@ -7,6 +7,7 @@ local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
+local money = require "het.train.money"
 local policy = require "het.policy"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
@@ -45,16 +46,15 @@ end
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
 -- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
--- another one has broken off what followed it.
+-- another one has broken off what followed it; `host` and `price` of the machine.
 local function exchange(self)
-  local own = { left_behind = self.left_behind }
-  if self.has_state then
-    own = { left_behind = self.left_behind, step = self.state:step(), begun = self.begun, called = self.called,
-      followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
-      evaluations = evaluation.numbers(self), reached = self.reached,
-      offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
-      ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
-  end
+  local own = { left_behind = self.left_behind, host = native.host(), price = native.settings.price }
+  local state = self.has_state and { step = self.state:step(), begun = self.begun, called = self.called,
+    followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
+    evaluations = evaluation.numbers(self), reached = self.reached,
+    offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
+    ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
+  for name, value in pairs(state or {}) do own[name] = value end
   local all = {}
   for i, words in ipairs(self.cluster:all_gather(native.json_encode(own))) do all[i] = native.json_decode(words) end
   return all
@@ -157,6 +157,8 @@ local function begin_session(self)
         :format(roster.number, self.step))
     end
   end
+  for _, holder in ipairs(holders) do money.agree(self.ledger, holder.has.ledger) end
+  money.follow(self, all)
   local members = roster.members
   if self.members and self.cluster:rank() == 0 then native.speak_for_run() end   -- what a policy prints is seen
   self.plan, self.fallbacks = policy.plan(self, change_of(self, self.members and "changed" or "begin", {
@@ -403,10 +405,12 @@ end
 function elastic.step_done(self, reporter)
   local line = self.pause
   self.pause, self.step_ended_at = nil, native.clock()
+  money.pay(self)
   ahead.go_on(self)
   if not line then return end
   line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
   line.started = nil
+  line.money_lost = money.lose(self, line.first_step_seconds, line.steps_repeated)
   reporter:timeline(line)
 end
 
@@ -414,10 +418,11 @@ end
 function elastic.account(self, reporter, results)
   if not self.member then return end
   local all = self.ledger
+  money.pay(self)
   local samples = ledger.totals(all, self.step, self.arguments.batch)
   for name, number in pairs { changes = all.changes, ranks_gone = all.gone, ranks_joined = all.came,
     steps_repeated = all.steps_repeated, samples = samples.counted, samples_lost = samples.lost,
-    samples_repeated = samples.repeated } do
+    samples_repeated = samples.repeated, paid = all.paid, money_lost = all.paid and all.money_lost or nil } do
     results[name] = number
   end
   reporter:account(results)

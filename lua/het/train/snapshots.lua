@@ -32,7 +32,7 @@ function snapshots.begin(run)
   local wanted = { run = run.arguments.name, in_memory = in_memory, folder = a.folder, store = a.store, keep = a.keep,
     replicas = a.replicas, secret_file = (native.settings or {}).secret_file }
   if in_memory then
-    wanted.cluster = run.cluster
+    wanted.cluster, wanted.zone = run.cluster, native.settings.zone
     wanted.replica_bytes = native.device("cpu"):available_bytes() / 4 / math.max(1, on_host)
   end
   run.snapshots = native.run_snapshots(wanted)

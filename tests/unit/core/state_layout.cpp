@@ -67,7 +67,9 @@ TEST_CASE("every element of the state is written once, by a rank that has it", "
     const StateLayout layout = random_layout(random, ranks);
     std::vector<std::string> hosts;
     for (int r = 0; r < ranks; ++r) hosts.push_back("host " + std::to_string(random() % 3));
-    const auto once = assign_writers(layout, hosts), by_host = assign_writers_of_hosts(layout, hosts);
+    std::vector<std::string> zones;
+    for (const std::string& host : hosts) zones.push_back(host == "host 2" ? "b" : "a");
+    const auto once = assign_writers(layout, hosts), by_host = assign_writers_of_hosts(layout, hosts, zones);
     for (const auto& [name, tensor] : layout.tensors) {
       const Shape& shape = tensor.type.shape;
       const auto any = [](size_t) { return true; };
@@ -83,13 +85,14 @@ TEST_CASE("every element of the state is written once, by a rank that has it", "
     for (const auto* written : {&once, &by_host})
       for (size_t r = 0; r < written->size(); ++r)
         for (const WrittenPart& each : (*written)[r]) {
-          std::set<std::string> having;  // hosts of ranks that have all of it
+          std::set<std::string> having, in;  // hosts of ranks that have all of it, and their zones
           for (size_t other = 0; other < layout.parts.size(); ++other)
             for (const StatePart& part : layout.parts[other])
               if (part.name == each.part.name &&
                   shared_elements(part.slice, each.part.slice) == each.part.slice.elements())
-                having.insert(hosts[other]);
+                having.insert(hosts[other]), in.insert(zones[other]);
           CHECK(each.hosts == static_cast<int>(having.size()));
+          CHECK(each.zones == (written == &by_host ? static_cast<int>(in.size()) : 1));
           CHECK(having.count(hosts[r]) == 1);
         }
   }
