@@ -24,7 +24,7 @@
 namespace het::lua {
 namespace {
 
-// {run, in_memory, folder, store, keep, replicas, secret_file, cluster, replica_bytes, zone}. `cluster`: of
+// {run, in_memory, folder, store, keep, replicas, secret_file, cluster, memory_bytes, zone}. `cluster`: of
 // the run, where in_memory.
 SnapshotsHandle run_snapshots(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
@@ -47,7 +47,7 @@ SnapshotsHandle run_snapshots(lua_State* L) {
     options.secret = secret_of(L, 1);
     options.host = host_of_process(lookup);
     options.zone = field<std::string>(L, 1, "zone").value_or("");
-    options.replica_bytes = to_integer<int64_t>(field<double>(L, 1, "replica_bytes").value_or(0));
+    options.memory_bytes = to_integer<int64_t>(field<double>(L, 1, "memory_bytes").value_or(0));
     options.warn = [](const std::string& sentence) {
       std::cerr << visible("hetrun: " + sentence) + "\n" << std::flush;
     };
@@ -81,6 +81,15 @@ double snapshots_behind_bytes(SnapshotsHandle& snapshots) {
   return static_cast<double>(snapshots->behind_bytes());
 }
 bool snapshots_scarce(SnapshotsHandle& snapshots) { return snapshots->is_scarce(); }
+// {limit_bytes, own_bytes, short_rank}: of this process; nil as a rank: those of all fit.
+int snapshots_memory(lua_State* L) {
+  const RunSnapshots::Memory& memory = check_object<SnapshotsHandle>(L, 1)->memory();
+  lua_newtable(L);
+  set_field(L, "limit_bytes", static_cast<double>(memory.limit_bytes));
+  set_field(L, "own_bytes", static_cast<double>(memory.own_bytes));
+  if (memory.short_rank >= 0) set_field(L, "short_rank", static_cast<double>(memory.short_rank));
+  return 1;
+}
 
 // snapshots, state, {memory, disk, cursor, seed, about = JSON} -> what is written beside the steps: in
 // memory, and on disk; nil: nothing
@@ -227,7 +236,7 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_hosts>("hosts"), bind<&snapshots_behind_bytes>("behind_bytes"),
           bind<&snapshots_take>("take"), bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
-          bind<&snapshots_leave>("leave")});
+          bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_step>("step"), bind<&task_generation>("generation")});

@@ -38,7 +38,7 @@ std::string show(int64_t bytes) { return show_bytes(static_cast<double>(bytes));
 }  // namespace
 
 ReplicaStore::ReplicaStore(ReplicaStoreOptions options)
-    : options_(std::move(options)), peers_(options_.identity) {
+    : options_(std::move(options)), peers_(options_.identity), budget_bytes_(options_.budget_bytes) {
   make_folder(options_.folder);
   folder_ = Descriptor(::open(options_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // File systems without locks leave it to the caller.
@@ -101,6 +101,11 @@ void ReplicaStore::remove(std::vector<HeldReplica>::iterator replica) {
   held_.erase(replica);
 }
 
+void ReplicaStore::set_budget(int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  budget_bytes_ = bytes;
+}
+
 void ReplicaStore::drop_before(const Version& version) {
   std::lock_guard lock(mutex_);
   for (auto at = held_.begin(); at != held_.end();) {
@@ -120,9 +125,9 @@ std::string ReplicaStore::problem_of(const SnapshotOffer& offer, const SnapshotN
   if (const HeldReplica* latest = latest_of(name.rank);
       latest != nullptr && is_later(latest->name.version, name.version))
     return fmt::format("'{}' is offered, and '{}' is here, which is later", offer.file, latest->file);
-  if (offer.bytes > options_.budget_bytes)
+  if (offer.bytes > budget_bytes_)
     return fmt::format("'{}' has {}, and replicas may take {}", offer.file, show(offer.bytes),
-                       show(options_.budget_bytes));
+                       show(budget_bytes_));
   return {};
 }
 
@@ -187,12 +192,12 @@ std::string ReplicaStore::make_room(const Pending& next) {
   for (;;) {
     int64_t taken = 0;
     for (const HeldReplica& replica : held_) taken += replica.bytes;
-    if (next.offer.bytes <= options_.budget_bytes - taken) return {};
+    if (next.offer.bytes <= budget_bytes_ - taken) return {};
     auto goes = dispensable(next.name.rank, true);
     if (goes == held_.end()) goes = dispensable(next.name.rank, false);
     if (goes == held_.end())
       return fmt::format("it has {}; of the {} that replicas may take, the latest ones of all ranks have {}",
-                         show(next.offer.bytes), show(options_.budget_bytes), show(taken));
+                         show(next.offer.bytes), show(budget_bytes_), show(taken));
     remove(goes);
   }
 }

@@ -54,6 +54,9 @@ class ReplicaStore {
   // but no rank's latest. Is for SnapshotServerOptions::on_offer; the server goes before the store.
   std::shared_ptr<OfferOutcome> on_offer(const SnapshotOffer& offer);
 
+  // From here on; what is held stays until there is need for room.
+  void set_budget(int64_t bytes);
+
   std::vector<HeldReplica> held() const;  // by rank, of each the latest first
   // Removes what is earlier than `version`, whatever rank it is of: the caller knows that a later version is
   // whole without it.
@@ -82,6 +85,7 @@ class ReplicaStore {
   PeerSnapshots peers_;
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
+  int64_t budget_bytes_ = 0;
   std::vector<HeldReplica> held_;  // by rank, of each the latest first
   std::vector<Pending> pending_;   // at most one for each rank
   bool ending_ = false;

@@ -66,7 +66,9 @@ ReplicaPeer RunReplicas::own() const {
   return {endpoint, options_.host, options_.zone, endpoint, options_.budget_bytes};
 }
 
-void RunReplicas::follow(const std::vector<ReplicaPeer>& peers, const std::vector<int>& holders) {
+void RunReplicas::follow(const std::vector<ReplicaPeer>& peers, const std::vector<int>& holders,
+                         int64_t replica_bytes) {
+  store_.set_budget(replica_bytes);
   std::vector<Endpoint> endpoints;
   for (const int holder : holders)
     endpoints.push_back(parse_endpoint(peers[static_cast<size_t>(holder)].endpoint));

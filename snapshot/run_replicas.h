@@ -20,7 +20,7 @@ namespace het {
 struct ReplicaPeer {
   std::string id, host, zone;  // as ReplicaMember has them
   std::string endpoint;        // of its server; empty: it keeps none
-  int64_t free_bytes = 0;
+  int64_t free_bytes = 0;      // of memory, for its snapshots and copies of others
 };
 std::string to_text(const ReplicaPeer& peer);
 // Throws Error(peer) naming `who` for a text that is none.
@@ -39,7 +39,7 @@ class RunReplicas {
     std::string own_folder;    // snapshots that others may read
     std::string folder;        // of replicas; this process's alone
     std::string host, zone;    // empty: not known
-    int64_t budget_bytes = 0;  // of replicas
+    int64_t budget_bytes = 0;  // of memory, for the snapshots of this process and replicas
     std::function<void(const std::string& sentence)> warn;
   };
   explicit RunReplicas(Options options);
@@ -48,8 +48,8 @@ class RunReplicas {
   RunReplicas& operator=(const RunReplicas&) = delete;
 
   ReplicaPeer own() const;
-  // From here on these of `peers` keep this rank's snapshots.
-  void follow(const std::vector<ReplicaPeer>& peers, const std::vector<int>& holders);
+  // From here on these of `peers` keep this rank's snapshots, and replicas here take at most so many bytes.
+  void follow(const std::vector<ReplicaPeer>& peers, const std::vector<int>& holders, int64_t replica_bytes);
   // Waits until each of these has a copy of the snapshot at `path`, which is served. Throws Error(peer)
   // naming one that has not.
   void replicate(const std::string& path);

@@ -111,7 +111,7 @@ RunSnapshots::RunSnapshots(Options options) : options_(std::move(options)), tier
   exchange.folder = replica_folder(options_.memory_folder) + "/" + hex_of(random_bytes(8));
   exchange.host = options_.host;
   exchange.zone = options_.zone;
-  exchange.budget_bytes = options_.replica_bytes;
+  exchange.budget_bytes = options_.memory_bytes;
   exchange.warn = options_.warn;
   exchange_ = std::make_unique<RunReplicas>(std::move(exchange));
 }
@@ -128,11 +128,32 @@ void RunSnapshots::make_folders() {
 }
 
 ReplicaPeer RunSnapshots::own() const {
-  return exchange_ != nullptr ? exchange_->own() : ReplicaPeer{"", options_.host, options_.zone, "", 0};
+  return exchange_ != nullptr ? exchange_->own()
+                              : ReplicaPeer{"", options_.host, options_.zone, "", options_.memory_bytes};
 }
 
 void RunSnapshots::stop_replicas() {
   if (exchange_ != nullptr) exchange_->stop();
+}
+
+// What ranks have left for copies of others. Sets memory_; where the parts of a rank do not fit, no rank
+// takes snapshots in memory, for those of all make one.
+std::vector<ReplicaPeer> RunSnapshots::share_memory(const std::vector<std::vector<WrittenPart>>& written,
+                                                    std::vector<ReplicaPeer> peers) {
+  memory_ = {options_.memory_bytes, 0, -1};
+  if (!is_scarce_) return peers;
+  for (size_t r = 0; r < peers.size(); ++r) {
+    int64_t bytes = 0;
+    for (const WrittenPart& each : written[r])
+      bytes += each.part.slice.elements() * het::bytes_of(each.part.tensor.type.dtype);
+    bytes *= static_cast<int64_t>(std::tuple_size_v<decltype(slots_)>);
+    if (static_cast<int>(r) == rank_) memory_.own_bytes = bytes;
+    if (peers[r].free_bytes == 0) continue;
+    if (bytes > peers[r].free_bytes && memory_.short_rank < 0) memory_.short_rank = static_cast<int>(r);
+    peers[r].free_bytes = std::max<int64_t>(peers[r].free_bytes - bytes, 0);
+  }
+  if (memory_.short_rank >= 0) is_scarce_ = false;
+  return peers;
 }
 
 void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers,
@@ -144,12 +165,6 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
   }
   // Where there are several zones, no single one has all copies.
   const bool spreads = options_.replicas > 1 && std::set<std::string>(zones.begin(), zones.end()).size() > 1;
-  std::vector<std::vector<int>> holders(peers.size());
-  if (exchange_ != nullptr) {
-    holders = replica_holders(peers, options_.replicas - 1);
-    exchange_->follow(peers, holders[static_cast<size_t>(rank)]);
-  }
-  std::set<std::string> holding;
   if (std::set<std::string>(hosts.begin(), hosts.end()).size() == 1)
     for (size_t r = 0; r < hosts.size(); ++r) hosts[r] = std::to_string(r);
   rank_ = rank;
@@ -157,18 +172,30 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
   plan_ = std::move(plan);
   tensors_.clear();
   for (const auto& [name, tensor] : layout.tensors) tensors_.push_back({name, tensor.type, tensor.trained});
+  const auto in_memory = assign_writers_of_hosts(layout, hosts, zones);
+  const auto is_scarce = [&](const WrittenPart& each) {
+    return each.hosts < options_.replicas || (spreads && each.zones == 1);
+  };
+  is_scarce_ = false;
+  for (const auto& parts : in_memory)
+    is_scarce_ = is_scarce_ || std::any_of(parts.begin(), parts.end(), is_scarce);
+  const std::vector<ReplicaPeer> keepers = share_memory(in_memory, peers);
+  std::vector<std::vector<int>> holders(peers.size());
+  if (exchange_ != nullptr) {
+    holders = replica_holders(keepers, options_.replicas - 1);
+    exchange_->follow(keepers, holders[static_cast<size_t>(rank)],
+                      keepers[static_cast<size_t>(rank)].free_bytes);
+  }
+  std::set<std::string> holding;
   scarce_.clear();
   rest_.clear();
   disk_.clear();
-  is_scarce_ = false;
-  const auto in_memory = assign_writers_of_hosts(layout, hosts, zones);
   for (size_t r = 0; r < in_memory.size(); ++r)
     for (const WrittenPart& each : in_memory[r]) {
-      const bool scarce = each.hosts < options_.replicas || (spreads && each.zones == 1);
+      const bool scarce = is_scarce(each);
       holding.insert(peers[r].host);
       if (scarce)
         for (const int holder : holders[r]) holding.insert(peers[static_cast<size_t>(holder)].host);
-      is_scarce_ = is_scarce_ || scarce;
       if (static_cast<int>(r) == rank) (scarce ? scarce_ : rest_).push_back(each.part);
     }
   hosts_ = static_cast<int>(holding.size());

@@ -61,7 +61,9 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
     // Of the run, to exchange replicas with other hosts: its secret, where this process listens, and what it
     // tells of what went wrong. No address: it keeps none and has none made.
     std::string secret, address, host, zone;
-    int64_t replica_bytes = 0;  // of memory, for replicas of others
+    // Of the host's memory, for the snapshots of this process and its copies of others'. 0: its own without a
+    // limit, and no copies.
+    int64_t memory_bytes = 0;
     std::function<void(const std::string& sentence)> warn;
     int replicas = 2;  // copies of each part on several hosts that make its loss unlikely, live ones included
   };
@@ -76,8 +78,15 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   // one host each counts as a host of its own.
   void follow(const StateLayout& layout, int rank, const std::vector<ReplicaPeer>& peers, std::string plan);
   // Whether a part of the state is on fewer than `replicas` hosts, or in one zone of several: only then do
-  // snapshots in memory gain something. The same on every rank.
+  // snapshots in memory gain something. The same on every rank. False where they do not fit in memory.
   bool is_scarce() const { return is_scarce_; }
+  // The memory of the plan that is followed: what this process may take, and what two versions of its parts
+  // do; and the first rank whose parts do not fit, -1: there is none.
+  struct Memory {
+    int64_t limit_bytes = 0, own_bytes = 0;
+    int short_rank = -1;
+  };
+  const Memory& memory() const { return memory_; }
   // Hosts that hold a snapshot in memory of the plan that is followed, as parts or as copies of these.
   int hosts() const { return hosts_; }
   // Of the newest snapshot of this process: bytes that those lack who keep copies of it.
@@ -126,6 +135,8 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   SnapshotManifest manifest_of(const StateCopy& copy, const About& about) const;
   static std::vector<SnapshotTiers::Place> places_of(const Options& options);
   void make_folders();
+  std::vector<ReplicaPeer> share_memory(const std::vector<std::vector<WrittenPart>>& written,
+                                        std::vector<ReplicaPeer> peers);
   Slots& free_slots();
 
   const Options options_;
@@ -133,6 +144,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   std::vector<SnapshotTensor> tensors_;
   std::vector<StatePart> scarce_, rest_, disk_;
   bool is_scarce_ = false;
+  Memory memory_;
   int rank_ = 0, ranks_ = 1, hosts_ = 1;
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;

@@ -459,6 +459,25 @@ class Elastic(unittest.TestCase):
                 self.assert_same_curve(right)
                 self.assertFalse(memory.exists())   # the launcher leaves nothing behind
 
+    def test_snapshots_in_memory_take_no_more_than_their_limit(self):
+        """Of 52.3 k parameters the largest part has some 500 KiB; five ranks share the host's limit."""
+        for limit, fits in (('100MiB', True), ('100KiB', False)):
+            with self.subTest(limit=limit):
+                process = self.start_held({20: 2}, '--spread', '--sharded', f'--memory_limit={limit}', workers=5, elastic='2:5')
+                self.until_step(process, 19)
+                files = [path.stat().st_size for path in self.memory_of(process).glob('**/*') if path.is_file()]
+                if fits:
+                    self.assertTrue(0 < sum(files) <= 100 << 20, files)
+                else:
+                    self.assertEqual(sum(files), 0, files)
+                os.kill(self.ranks(process)[4], signal.SIGKILL)
+                self.go(20)
+                _, err = self.ended(process, code=0 if fits else 75)
+                said = (r"rank \d: two snapshots of its part of the state take \S+ \S+ of memory, and it may take 20.0 KiB "
+                        r'\(snapshot.memory_limit\): this plan has no snapshots in memory')
+                (self.assertNotRegex if fits else self.assertRegex)(err, said)
+                self.assertRegex(err, 'read from snapshots in memory' if fits else r'no member of the run has \S+')
+
     def test_all_ranks_are_lost_and_started_again_from_snapshots_in_memory(self):
         right = self.undisturbed()
         process = self.start_held({20: 1}, '--spread', '--sharded', '--respawn', workers=5, elastic='2:5')

@@ -22,6 +22,7 @@ local opt = het.options {
   swap     = { 0, "step after which four ranks go on as two pipelines of two stages; 0: none", min = 0 },
   memory   = { true, "with --elastic: snapshots in the hosts' memory" },
   memory_every = { 1, "steps between these; 0: as pays", min = 0 },
+  memory_limit = { "", "of a host's memory, for these" },
   replicas = { 2, "hosts that should have each part of the state", min = 1 },
   snapshots = { "", "folder for snapshots on disk", path = "write" },
   snapshot_every = { 5, "steps between these", min = 1 },
@@ -65,6 +66,7 @@ return het.train {
   sample = { prompt = "the ", tokens = 20 },
   save = opt.save ~= "" and opt.save or nil, save_every = 3, resume = opt.save ~= "" and not opt.fresh,
   snapshot = { memory = opt.memory, memory_every = opt.memory_every > 0 and opt.memory_every or nil,
+    memory_limit = opt.memory_limit ~= "" and opt.memory_limit or nil,
     replicas = opt.replicas, every = opt.snapshot_every,
     folder = opt.snapshots ~= "" and opt.snapshots or nil },
   on_step = function(run, step)

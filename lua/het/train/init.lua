@@ -3,6 +3,7 @@ local define = require "het.language.define"
 local errors = require "het.errors"
 local generate = require "het.model.generate"
 local handle = require "het.sandbox.handle"
+local native = require "het.native"
 local restoring = require "het.train.restoring"
 local Run = require "het.train.run"
 local suggest = require "het.language.suggest"
@@ -271,6 +272,8 @@ return define.constructor {
         default = true },
       { "memory_every", "integer", "steps between those in memory, 1: as often as they get done (default: by what one "
         .. "costs, which is measured, and how often ranks are lost)", min = 1 },
+      { "memory_limit", "string", "of a host's memory, for these snapshots and the copies of other hosts' (default: a "
+        .. "quarter of what is free when the run begins)", unit = { parse = native.parse_bytes, such_as = '"8 GiB"' } },
       { "replicas", "integer", "hosts that should have each part of the state, the ranks that train it included",
         default = 2, min = 1 },
     } },

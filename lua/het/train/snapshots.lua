@@ -33,7 +33,8 @@ function snapshots.begin(run)
     replicas = a.replicas, secret_file = (native.settings or {}).secret_file }
   if in_memory then
     wanted.cluster, wanted.zone = run.cluster, native.settings.zone
-    wanted.replica_bytes = native.device("cpu"):available_bytes() / 4 / math.max(1, on_host)
+    local limit = a.memory_limit and native.parse_bytes(a.memory_limit) or native.device("cpu"):available_bytes() / 4
+    wanted.memory_bytes = limit / math.max(1, on_host)
   end
   run.snapshots = native.run_snapshots(wanted)
   run.snapshotting, run.on_disk, run.snapshot_taken = {}, {}, {}
@@ -74,6 +75,14 @@ end
 function snapshots.follow(run, program)
   if not run.snapshots then return end
   run.snapshots:follow(run.cluster, program, run.plan and tostring(run.plan) or "")
+  local short = run.snapshots:memory().short_rank
+  if short and run.cluster:rank() == short then
+    local memory = run.snapshots:memory()
+    warn("rank %d: two snapshots of its part of the state take %s of memory, and it may take %s "
+      .. "(snapshot.memory_limit): this plan has no snapshots in memory, and the loss of a rank that alone has a part "
+      .. "of the state goes back to one on disk, or ends the run", short, text.bytes(memory.own_bytes),
+      text.bytes(memory.limit_bytes))
+  end
   run.cleaned, run.memory_pause, run.memory_again, run.memory_due = false, 1, 0, 0
   if run.pace then pace.follow(run.pace) end
 end

@@ -1,4 +1,4 @@
-// Which parts of a run's state go to snapshots in memory.
+// Which parts of a run's state go to snapshots in memory, and how much of that they may take.
 #include "snapshot/run_snapshots.h"
 
 #include <catch2/catch.hpp>
@@ -13,7 +13,7 @@ using namespace het::testing;
 
 namespace {
 
-constexpr int64_t kElements = 1 << 18;  // of each tensor
+constexpr int64_t kElements = 1 << 18, kBytes = 4 * kElements;  // of each tensor
 
 // Ranks on separate hosts, each with the tensors that are named.
 struct Ranks {
@@ -29,23 +29,48 @@ struct Ranks {
         layout.tensors.emplace(name, tensor);
         layout.parts.back().push_back({name, tensor, TensorSlice::whole(tensor.type.shape)});
       }
-      peers.push_back({"", "host " + std::to_string(peers.size()), "", "", int64_t{1} << 40});
+      peers.push_back({"", "host " + std::to_string(peers.size()), "", "", free_bytes});
     }
   }
 };
 
-std::shared_ptr<RunSnapshots> snapshots_in(const Scratch& scratch) {
+std::shared_ptr<RunSnapshots> snapshots_in(const Scratch& scratch, int64_t memory_bytes) {
   RunSnapshots::Options options;
   options.run = "run";
   options.memory_folder = scratch.path("memory");
+  options.memory_bytes = memory_bytes;
   return std::make_shared<RunSnapshots>(options);
 }
 
 }  // namespace
 
+TEST_CASE("two versions of each rank's parts have to fit in its share of memory", "[snapshot]") {
+  const Scratch scratch;
+  const auto snapshots = snapshots_in(scratch, 4 * kBytes);
+  Ranks ranks({{"a", "b"}, {"c"}}, 4 * kBytes);
+  snapshots->follow(ranks.layout, 0, ranks.peers, "");
+  CHECK(snapshots->is_scarce());
+  CHECK(snapshots->memory().limit_bytes == 4 * kBytes);
+  CHECK(snapshots->memory().own_bytes == 4 * kBytes);
+  CHECK(snapshots->memory().short_rank == -1);
+
+  // One rank without room, and none takes any: also those that have it.
+  ranks.peers[1].free_bytes = 2 * kBytes - 1;
+  snapshots->follow(ranks.layout, 0, ranks.peers, "");
+  CHECK_FALSE(snapshots->is_scarce());
+  CHECK(snapshots->memory().short_rank == 1);
+
+  // What others have, too, needs no room.
+  Ranks replicas({{"a"}, {"a"}}, 1);
+  snapshots->follow(replicas.layout, 0, replicas.peers, "");
+  CHECK_FALSE(snapshots->is_scarce());
+  CHECK(snapshots->memory().short_rank == -1);
+  CHECK(snapshots->memory().own_bytes == 0);
+}
+
 TEST_CASE("what is in one zone of several is scarce, on however many hosts it is", "[snapshot]") {
   const Scratch scratch;
-  const auto snapshots = snapshots_in(scratch);
+  const auto snapshots = snapshots_in(scratch, 0);
   Ranks ranks({{"a"}, {"a"}, {}});
   snapshots->follow(ranks.layout, 0, ranks.peers, "");
   CHECK_FALSE(snapshots->is_scarce());
