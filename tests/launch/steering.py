@@ -210,6 +210,47 @@ class Steering(unittest.TestCase):
         self.assertIn('secret', self.hetrun('status', f'--rendezvous={store}', HETRUN_SECRET='another secret of that length', code=2))
         self.assertIn("no status of a run 'other'", self.hetrun('status', f'--pid={run.pid}', '--run=other', code=2))
 
+    def start_etcd(self):
+        """The address of an etcd that ends with the test."""
+        client, peer = (f'http://{self.free_place()}' for _ in range(2))
+        etcd = subprocess.Popen(['etcd', '--name', 'one', '--data-dir', self.folder / 'etcd', '--unsafe-no-fsync',
+                                 '--listen-client-urls', client, '--advertise-client-urls', client, '--listen-peer-urls', peer,
+                                 '--initial-advertise-peer-urls', peer, '--initial-cluster', f'one={peer}'],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(lambda: (etcd.kill(), etcd.wait()))
+        return client.replace('http', 'etcd')
+
+    @unittest.skipUnless(shutil.which('etcd'), 'there is no etcd')
+    def test_runs_that_meet_in_etcd_are_looked_at_and_steered_there(self):
+        place = self.start_etcd()
+        words = f'--rendezvous={place}', 'recipe.lua'
+        by_hand = [{'RANK': str(rank), 'WORLD_SIZE': '2', 'LOCAL_RANK': str(rank), 'OMP_NUM_THREADS': '1'} for rank in range(2)]
+        starts = {'fixed': lambda: [self.start(*words, **rank) for rank in by_hand],
+                  **{name: lambda how=self.RUNS[name]: [self.start(*how, *words)] for name in ('elastic', 'alone')}}
+        for name, count in (('fixed', 2), ('elastic', 3), ('alone', 1)):
+            with self.subTest(name):
+                processes = starts[name]()
+                run = processes[0]
+
+                def ask(*words, code=0):
+                    return self.hetrun(*words, f'--rendezvous={place}', HETRUN_SECRET=SECRET, code=code)
+
+                def status():
+                    done = subprocess.run([HETRUN, 'status', f'--rendezvous={place}', '--json'], capture_output=True, text=True,
+                                          check=False, env={**os.environ, 'HETRUN_SECRET': SECRET})
+                    return json.loads(done.stdout) if done.returncode == 0 else {'state': 'none'}
+
+                first = self.until(lambda: (said := status())['state'] == 'training' and said['step'] > 2 and said, run)
+                self.assertEqual(len(first['ranks']), count)
+                self.assertRegex(ask('status'), r'run +hetrun \(recipe.lua\), training; begun ')
+                step = int(re.search(r'paused after step (\d+)', ask('attach', 'pause')).group(1))
+                self.assertEqual((status()['state'], status()['step']), ('paused', step))
+                self.assertIn("no status of a run 'other'", ask('status', '--run=other', code=2))
+                ask('attach', 'stop')
+                for process in processes:
+                    self.ended(process, 130)
+                self.assertEqual(status()['state'], 'ended')
+
     def test_where_the_store_of_a_run_does_not_answer_the_option_that_names_another_is_said(self):
         with socket.socket() as closed:   # bound, and nothing listens there
             closed.bind(('127.0.0.1', 0))
