@@ -85,6 +85,7 @@ Json json_of(const Report& report) {
                         {"table_seconds", report.table_seconds},
                         {"search_seconds", report.search_seconds},
                         {"searches", report.searches},
+                        {"mesh_search_seconds", report.mesh_seconds},
                         {"whole", Json::array_t(report.whole.begin(), report.whole.end())}};
 }
 

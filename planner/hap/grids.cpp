@@ -18,7 +18,7 @@ using Rows = std::vector<std::vector<int>>;
 // Of the first program: those that are tried.
 constexpr size_t kMostBetween = 3;
 // Of a search among the devices of a row, whose graph has many ways that hardly differ.
-constexpr size_t kMostStates = 300;
+constexpr size_t kMostStates = 120;
 // A row's graph has at most so many times the nodes of the whole one: those of programs that gather and cut
 // much take long to search.
 constexpr size_t kMostGrowth = 2;
@@ -89,10 +89,21 @@ std::vector<bool> nodes_of_blocks(const RankGraph& part) {
   return nodes;
 }
 
+// Whether an operator that is run as several nodes, such as a classifier by classes, would have parts of
+// several ranges each: what begins where, it says by one number.
+bool cuts_several_ranges(const PlacementTable& table, NodeId n, const NodeSharding& way) {
+  const Node& node = table.graph().nodes[static_cast<size_t>(n)];
+  if (way.rule < 0 || node.op->sharding[static_cast<size_t>(way.rule)].decompose == nullptr) return false;
+  for (size_t i = 0; i < node.inputs.size(); ++i)
+    if (node.inputs[i] != kAbsent && table.placements(node.inputs[i])[way.inputs[i]].segments.size() > 1)
+      return true;
+  return false;
+}
+
 class Search {
  public:
-  Search(const Request& request, const Grid& grid)
-      : request_(request), grid_(grid), rows_(request.group->merged(grid.rows)) {}
+  Search(const Request& request, const Grid& grid, bool overlapping)
+      : request_(request), grid_(grid), overlapping_(overlapping), rows_(request.group->merged(grid.rows)) {}
 
   void run(std::vector<GridProgram>& found) {
     Request between = request_;
@@ -129,10 +140,10 @@ class Search {
     within.starts.clear();
     within.outer = row->rows.get();
     within.options.most_states = kMostStates;
-    within.options.allows_node = [&](NodeId n, const NodeSharding&) {
-      return !whole[static_cast<size_t>(n)];
+    within.options.allows_node = [&](NodeId n, const NodeSharding& way) {
+      return !whole[static_cast<size_t>(n)] && !cuts_several_ranges(*row->table, n, way);
     };
-    for (Synthesised& each : programs_to_try(within, true)) {
+    for (Synthesised& each : programs_to_try(within, overlapping_)) {
       Plan plan = plan_of(request_, grid_, *row->table, between.program, each.program);
       found.push_back({&grid_, between, std::move(each), row, std::move(plan)});
     }
@@ -140,6 +151,7 @@ class Search {
 
   const Request& request_;
   const Grid& grid_;
+  const bool overlapping_;
   const DeviceGroup rows_;
 };
 
@@ -156,22 +168,19 @@ std::vector<Grid> grids_of(const DeviceGroup& group) {
   if (!by_machine)
     std::stable_sort(order.begin(), order.end(),
                      [&](int a, int b) { return group.kind_of(a) < group.kind_of(b); });
-  std::vector<Grid> grids;
-  const int longest = by_machine ? common : group.size() / 2;
-  for (int length = longest; length > 1; --length) {
-    if (longest % length != 0 || group.size() % length != 0) continue;
-    Rows rows = rows_of(order, length);
-    Rows columns = columns_of(rows);
-    const size_t number = rows.size();
-    grids.push_back({std::move(rows), fmt::format("mesh of {} x {}", number, length)});
-    grids.push_back({std::move(columns), fmt::format("mesh of {} x {}, columns first", number, length)});
-  }
+  const int length = by_machine ? common : group.size() / 2;
+  if (length < 2 || group.size() % length != 0) return {};
+  Rows rows = rows_of(order, length);
+  const std::string name = fmt::format("mesh of {} x {}", rows.size(), length);
+  std::vector<Grid> grids{{rows, name}};
+  grids.push_back({columns_of(rows), name + ", columns first"});
   return grids;
 }
 
-std::vector<GridProgram> programs_for(const Request& request, const std::vector<Grid>& grids) {
+std::vector<GridProgram> programs_for(const Request& request, const std::vector<Grid>& grids,
+                                      bool overlapping) {
   std::vector<GridProgram> found;
-  for (const Grid& grid : grids) Search(request, grid).run(found);
+  for (const Grid& grid : grids) Search(request, grid, overlapping).run(found);
   std::stable_sort(found.begin(), found.end(),
                    [](const GridProgram& a, const GridProgram& b) { return a.within.cost < b.within.cost; });
   return found;

@@ -18,8 +18,9 @@ struct Grid {
   std::string name;  // "2 machines x 4 devices"
 };
 
-// Rows within a machine, or of like devices where machines have one device, and the same with rows and
-// columns exchanged. None for fewer than 4 devices, and where a machine's devices cannot stand in equal rows.
+// Rows within a machine, as long as all machines allow, or two rows of like devices where machines have one
+// device; and the same with rows and columns exchanged. None for fewer than 4 devices, and where devices
+// cannot stand in equal rows.
 std::vector<Grid> grids_of(const DeviceGroup& group);
 
 // The graph of the first row, for the program among its devices.
@@ -36,7 +37,10 @@ struct GridProgram {
   Plan plan;
 };
 
-// What both programs of each grid cost is least first. Keeps the request's table and the grids by reference.
-std::vector<GridProgram> programs_for(const Request& request, const std::vector<Grid>& grids);
+// Those that cost least first, both programs together. `overlapping`: also some that may be faster when
+// gradients are summed beside the backward pass, by three times as many searches. Keeps the request's table
+// and the grids by reference.
+std::vector<GridProgram> programs_for(const Request& request, const std::vector<Grid>& grids,
+                                      bool overlapping);
 
 }  // namespace het::planner::hap

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/ops/op.h"
@@ -152,7 +153,7 @@ struct SimulatedGrid {
 std::optional<SimulatedGrid> best_grid(const Request& request, const std::vector<Grid>& grids) {
   constexpr size_t kMostSimulated = 4;
   std::optional<SimulatedGrid> best;
-  std::vector<GridProgram> programs = programs_for(request, grids);
+  std::vector<GridProgram> programs = programs_for(request, grids, true);
   for (size_t i = 0; i < std::min(programs.size(), kMostSimulated); ++i) try {
       ProgramsTime time = simulate_plan(request.table->graph(), programs[i].plan, *request.group);
       if (!best || is_better(time, best->time)) best = {std::move(programs[i]), std::move(time)};
@@ -229,7 +230,10 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     report.baselines.push_back(std::move(compared));
   }
   const std::vector<Grid> grids = with_meshes ? grids_of(*request.group) : std::vector<Grid>{};
-  if (const auto grid = best_grid(request, grids)) {
+  const double begin = steady_seconds();
+  const auto grid = best_grid(request, grids);
+  if (!grids.empty()) report.mesh_seconds = steady_seconds() - begin;
+  if (grid) {
     const GridProgram& both = grid->program;
     report.meshes.push_back(
         {both.grid->name, true, seconds_of(both.within.cost), grid->time.seconds, both.plan, ""});
@@ -277,10 +281,12 @@ std::string to_text(const Report& report) {
                       show_seconds(report.seconds), show_seconds(report.compute_seconds),
                       show_seconds(report.communication_seconds));
   text += fmt::format(
-      "no program{} takes less than {} without overlap, whatever the shares (gap {:.1f} %); {} searches in "
-      "{}\n",
-      report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds), 100 * report.gap,
-      report.searches, show_seconds(report.search_seconds));
+      "no program{} takes less than {} without overlap, whatever the shares{}; {} searches in {}\n",
+      report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds),
+      report.has_mesh ? "" : fmt::format(" (gap {:.1f} %)", 100 * report.gap), report.searches,
+      show_seconds(report.search_seconds));
+  if (report.mesh_seconds > 0)
+    text += fmt::format("programs along two axes were looked for in {}\n", show_seconds(report.mesh_seconds));
   std::vector<Compared> others = report.baselines;
   others.insert(others.end(), report.meshes.begin(), report.meshes.end());
   for (const Compared& other : others)

@@ -25,7 +25,10 @@ using Devices = std::vector<int>;  // of the group, by number
 
 constexpr int kMostStages = 4;
 constexpr int kMostDevices = 64;
-constexpr size_t kMostMeshes = 3;  // that are simulated
+constexpr size_t kMostMeshes = 2;  // that are simulated
+// Meshes are tried, which takes seconds, where a program along one axis takes at most so much longer than the
+// rival.
+constexpr double kNearRival = 1.3;
 // Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
 constexpr double kMostInstructions = 2e6;
 
@@ -153,9 +156,12 @@ class Stages {
     };
     const std::vector<Synthesised> programs = programs_to_try(request, true);
     for (const Synthesised& each : programs) add(to_plan(request, each.program));
-    const std::vector<GridProgram> meshes = programs_for(request, grids_);
-    for (size_t i = 0; i < std::min(meshes.size(), kMostMeshes); ++i)
-      add(meshes[i].plan, meshes[i].grid->name + ": ");
+    const StagesCandidate* best = answer_.best();
+    if (best != nullptr && best->seconds <= kNearRival * answer_.rival_seconds) {
+      const std::vector<GridProgram> meshes = programs_for(request, grids_, false);
+      for (size_t i = 0; i < std::min(meshes.size(), kMostMeshes); ++i)
+        add(meshes[i].plan, meshes[i].grid->name + ": ");
+    }
     if (fits || programs.empty()) return fits;
     const auto time = simulate(*sized.graph, to_plan(request, programs[0].program));
     if (const auto fitting = time ? fit(request, programs[0].program, *time) : std::nullopt)

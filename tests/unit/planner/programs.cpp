@@ -204,7 +204,7 @@ TEST_CASE("ranks of a mesh that have equal parts have programs that take as long
   const hap::Request request{&table, &group, 1, {}, testing::distributed::kSamples};
   const std::vector<hap::Grid> grids = hap::grids_of(group);
   int compared = 0;
-  for (const hap::GridProgram& each : hap::programs_for(request, grids)) {
+  for (const hap::GridProgram& each : hap::programs_for(request, grids, true)) {
     std::vector<Program> made;
     try {
       made = lower_all(graph, each.plan, true);
