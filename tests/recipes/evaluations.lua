@@ -8,6 +8,9 @@ local opt = het.options {
   stages = { false, "a stage a rank" }, sharded = { false, "optimizer state" },
   ema = { -0.5, "decay of averages, below 0: none" }, evaluated = { true, "they are" }, saved = { true, "they are" },
   from = { "", "folder of a model to begin with", path = "read" },
+  free = { false, "a schedule-free optimizer" },
+  back = { "", "its parameters are restored after step 8", path = "read" },
+  again = { "", "folder in which the best, restored at the end, are saved", path = "write" },
 }
 local rows, x, y = 48, {}, {}
 for i = 1, rows do
@@ -26,7 +29,8 @@ return het.train {
   batch = 4, microbatch = 1, steps = opt.steps, seed = 3, from = opt.from ~= "" and opt.from or nil,
   ema = opt.ema > 0 and (opt.evaluated and opt.saved and opt.ema
     or { decay = opt.ema, evaluate = opt.evaluated, save = opt.saved }) or nil,
-  optimizer = het.optim.sgd { clip = 1, lr = function(step) return step <= opt.falls and 0.05 or opt.rate end },
+  optimizer = (opt.free and het.optim.schedule_free or het.optim.sgd) { clip = 1,
+    lr = function(step) return step <= opt.falls and 0.05 or opt.rate end },
   plan = opt.stages and het.plan { microbatch = 1,
     het.pipeline { microbatches = 4, het.stage { "a:0", layers = 1 }, het.stage { "a:1" } } }
     or opt.sharded and het.plan { microbatch = 1, sharded_optimizer = true,
@@ -36,5 +40,12 @@ return het.train {
     min_change = opt.change >= 0 and opt.change or nil },
   save = opt.save ~= "" and opt.save or nil, save_every = opt.every,
   keep_best = opt.best ~= "" and opt.best or nil,
-  on_step = function(_, step) if step.step == opt.fail then error "as asked" end end,
+  on_step = function(run, step)
+    if step.step == opt.fail then error "as asked" end
+    if step.step == 8 and opt.back ~= "" then run:restore { from = opt.back, only = "*" } end
+  end,
+  after = opt.again ~= "" and function(run)
+    run:restore { from = opt.best, only = "*" }
+    run:save(opt.again)
+  end or nil,
 }

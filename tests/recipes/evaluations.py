@@ -260,6 +260,18 @@ class Averages(Saves):
         self.run_recipe(*words, f'--steps={best}', '--save=there')
         self.assertEqual(self.files_of('best'), self.files_of('there'))
 
+    def test_averages_begin_with_restored_parameters(self):
+        for i, kind in enumerate(('--ema=0.8', '--free')):
+            # The guide's recipe: what is saved then is the best, and not mixed with later averages.
+            _, result = self.run_recipe(kind, f'--best=best{i}', f'--again=again{i}', '--falls=6', '--rate=2', '--steps=18')
+            self.assertLess(result['best_validation_step'], 18)
+            best = self.tensors(f'best{i}')
+            self.assert_same_tensors(f'again{i}', best, delta=1e-6)
+            # Training goes on from there: at so small a rate it stays as it is.
+            for j, ranks in enumerate(([], ['--workers=2', '--stages'], ['--workers=2', '--sharded'])):
+                self.run_recipe(*ranks, kind, f'--back=best{i}', '--falls=8', '--steps=12', f'--save=on{i}{j}')
+                self.assert_same_tensors(f'on{i}{j}', best, delta=1e-5)
+
     def test_all_plans_average_alike(self):
         words = ('--steps=9', '--ema=0.8')
         self.run_recipe(*words, '--save=alone')

@@ -3,6 +3,7 @@
 -- The state is then of a version that no earlier snapshot has, so that nothing of these is mixed with it.
 local native = require "het.native"
 local access = require "het.sandbox.access"
+local average = require "het.train.average"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
@@ -117,8 +118,16 @@ local function chosen(run, only)
   return found
 end
 
--- The names of this rank's part of the state that are replaced, and how many parameters of all ranks': all of it can
--- be, or an error says why not.
+-- The parameter that a name of the state is the average of; nil for other names. Where parameters alone are restored,
+-- averages begin with them: those of before would mix other weights into evaluations and saves, and a schedule-free
+-- optimizer finds its last point z from the parameter and its average.
+local function averaged_by(kept, entry)
+  local is_average = kept and not entry.trained and entry.name:sub(1, #kept.prefix) == kept.prefix
+  return is_average and entry.name:sub(#kept.prefix + 1) or nil
+end
+
+-- The names of this rank's part of the state that are replaced, in a map to the names that the source has for them, and
+-- how many parameters of all ranks': all of it can be, or an error says why not.
 local function wanted_here(run, source, only)
   local parameters, count = chosen(run, only or { "*" }), 0
   for name in pairs(parameters) do
@@ -130,14 +139,16 @@ local function wanted_here(run, source, only)
         text.shape(shape))
     end
   end
-  local names = {}
+  local names, kept = {}, only and average.of(run.arguments)
   for _, entry in ipairs(run.state:names()) do
+    local averaged = averaged_by(kept, entry)
     local is_wanted = parameters[entry.name] or not only and not entry.trained and not entry.name:match "^cache%."
     if is_wanted and not source.tensors[entry.name] then
       errors.usage("run:restore: %s has no '%s', which the optimizer needs; only = \"*\" takes the weights alone",
         source.what, entry.name)
     end
-    if is_wanted then names[#names + 1] = entry.name end
+    if is_wanted then names[entry.name] = entry.name
+    elseif averaged and parameters[averaged] then names[entry.name] = averaged end
   end
   return names, count
 end
@@ -174,15 +185,13 @@ function restoring.restore(run, given)
     if not only then require_alike(run, source) end
     names, count = wanted_here(run, source, only)
     source.all = not only
-    for _, name in ipairs(names) do parts[name] = source.read(name) end
+    for _, stored in pairs(names) do parts[stored] = parts[stored] or source.read(stored) end
   end
   together.call(run, prepare)
   if run.snapshots then snapshots.settle(run) end
   together.call(run, function()
-    for _, name in ipairs(names) do
-      run.state:write(name, parts[name])
-      parts[name] = nil
-    end
+    for name, stored in pairs(names) do run.state:write(name, parts[stored]) end
+    parts = {}
   end)
   if source.all then go_on_after(run, source.training) end
   run.state:restart(run.step)
