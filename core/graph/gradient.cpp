@@ -158,11 +158,12 @@ class Differentiator {
     return parts[0];
   }
 
-  // The outermost of those whose last node it is.
+  // The outermost of those whose last node it is. Of two with the same nodes it is the later one: the inner
+  // call is recorded first.
   const CustomGradient* ending_at(NodeId n) const {
     const CustomGradient* found = nullptr;
     for (const CustomGradient& part : custom_)
-      if (part.end == n + 1 && (found == nullptr || part.first < found->first)) found = &part;
+      if (part.end == n + 1 && (found == nullptr || part.first <= found->first)) found = &part;
     return found;
   }
 

@@ -25,7 +25,7 @@ close(het.grad(function(a) return op.sum(swish(a) * w) end)(x),
 -- A function that returns its argument; and one within another.
 local reversed = op.custom_gradient { forward = function(a) return a end, backward = function(dy) return -2 * dy end }
 close(het.grad(function(a) return op.sum(reversed(a) * w) end)(x), -2 * w)
-local twice = op.custom_gradient { forward = function(a) return reversed(reversed(a)) + 0 end,
+local twice = op.custom_gradient { forward = function(a) return reversed(reversed(a)) end,
   backward = function(dy) return 3 * dy end }
 close(het.grad(function(a) return op.sum(twice(a) * reversed(a)) end)(x), 3 * x - 2 * x)
 
