@@ -179,8 +179,8 @@ class Differentiator {
       if (gradients[i] == kAbsent || !depends_[part.inputs[i]]) continue;
       const Shape &given = graph_.type(gradients[i]).shape, &wanted = graph_.type(part.inputs[i]).shape;
       if (given != wanted)
-        fail_usage("a gradient of your own has shape {}, argument {} has shape {}", to_string(given), i + 1,
-                   to_string(wanted));
+        fail_usage("op.custom_gradient: backward: the gradient has shape {}, argument {} has shape {}",
+                   to_string(given), i + 1, to_string(wanted));
       contributions_[part.inputs[i]].push_back(gradients[i]);
     }
   }
@@ -252,6 +252,13 @@ std::string problem_of(const Graph& graph, const CustomGradient& custom) {
       if (!is_argument && (role == Role::parameter || role == Role::intermediate))
         return "it computes with a value that is not among its arguments, so that this would get no gradient";
     }
+  for (NodeId n = 0; n < static_cast<NodeId>(graph.nodes.size()); ++n) {
+    if (n >= custom.first && n < custom.end) continue;
+    for (const ValueId id : graph.nodes[n].inputs)
+      if (id != kAbsent && id != custom.output && is_inside(id) && is_float(graph.type(id).dtype))
+        return "a value that it computes, but does not return, is used outside it, which would give no "
+               "gradient";
+  }
   return {};
 }
 

@@ -43,7 +43,7 @@ fails("needs the function `backward`", op.custom_gradient, { forward = function(
 fails("has no field 'backwards'", op.custom_gradient, { forward = print, backwards = print })
 local wide = op.custom_gradient { forward = function(a) return a * 2 end,
   backward = function(dy) return op.sum(dy) end }
-fails("a gradient of your own has shape [], argument 1 has shape [4, 3]", het.grad(function(a)
+fails("op.custom_gradient: backward: the gradient has shape [], argument 1 has shape [4, 3]", het.grad(function(a)
   return op.sum(wide(a))
 end), x)
 local number = op.custom_gradient { forward = function(a) return a * 2 end, backward = function() return 7 end }
@@ -56,6 +56,16 @@ fails("not among its arguments", het.grad(function(a, b)
     backward = function(dy) return dy end }
   return op.sum(captures(a))
 end), x, w)
+local two = op.custom_gradient { forward = function(a) return a * 2, a * 3 end, backward = function(dy) return dy end }
+fails("forward returned more than one value", het.grad(function(a) return op.sum(two(a)) end), x)
+fails("is used outside it", het.grad(function(a)
+  local inner
+  local leaking = op.custom_gradient { forward = function(b)
+    inner = b * 2
+    return inner + 1
+  end, backward = function(dy) return dy end }
+  return op.sum(leaking(a)) + op.sum(inner)
+end), x)
 fails("a function is needed", het.grad, 7)
 
 local plans = {

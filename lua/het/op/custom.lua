@@ -51,7 +51,10 @@ local function call(forward, backward, ...)
   local values, places = values_of(arguments, count)
   if not records or #values == 0 then return (forward(...)) end
   local first = native.node_count(values[1])
-  local y = forward(...)
+  local y, second = forward(...)
+  if second ~= nil then
+    errors.usage "op.custom_gradient: forward returned more than one value; one value is needed"
+  end
   if not is_value(y) then
     errors.usage("op.custom_gradient: forward returned %s; one value is needed", y == nil and "nothing"
       or text.value(y))
