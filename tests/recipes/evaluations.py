@@ -202,6 +202,22 @@ class KeepBest(Saves):
         self.run_recipe('--best=best', '--steps=2', '--overwrite')
         self.tensors('best')
         self.assertEqual(self.step, 2)
+        # Also of a run that goes on: the folder is another run's unless it holds the step that was the best.
+        self.run_recipe('--falls=6', '--rate=2', '--steps=8', '--save=model', '--best=mine')
+        for ranks in ([], ['--workers=2']):
+            err, _ = self.run_recipe(*ranks, '--steps=12', '--save=model', '--best=best', '--resume', code=2)
+            self.assertIn('best holds a model of 2 steps that this run has not written: its best step is 6; another folder '
+                          'for `keep_best` keeps both', err)
+            self.tensors('best')
+            self.assertEqual(self.step, 2)
+        self.run_recipe('--steps=40', '--save=model', '--best=mine', '--resume')
+        # A model of a later step than the save may be the run's: it stays there, too.
+        self.run_recipe('--steps=20', '--best=later')
+        kept = self.files_of('later')
+        self.run_recipe('--steps=6', '--save=short', '--best=short_best')
+        err, _ = self.run_recipe('--steps=10', '--save=short', '--best=later', '--resume')
+        self.assertIn('later holds a model of 20 steps that this run has not written: it is saved in later/interrupted', err)
+        self.assertEqual(self.files_of('later'), kept)
         err, _ = self.run_recipe('--best=./one', '--save=one', '--steps=2', code=2)
         self.assertIn('`save` and `keep_best` are the same folder, one; another one keeps both', err)
 

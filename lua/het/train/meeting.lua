@@ -62,6 +62,21 @@ local function rendezvous_of(a)
     .. "--rendezvous=%s", wish, wish)
 end
 
+-- A model that the run would replace is not its own: an error that says so.
+local function refuse(self, field, held)
+  local a, folder = self.arguments, self.arguments[field]
+  if a.overwrite and not self.resume then
+    errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `%s` keeps "
+      .. "both", folder, files.describe_held(held), field)
+  elseif self.resume then
+    errors.usage("%s holds %s that this run has not written: its best step is %s; another folder for `%s` keeps both",
+      folder, files.describe_held(held), self.best_step and ("%d"):format(self.best_step) or "not known", field)
+  end
+  errors.usage("%s holds %s; %s, --overwrite replaces it, another folder for `%s` keeps both", folder,
+    files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
+      or ("from = %q begins with its weights"):format(folder), field)
+end
+
 -- A folder that the run saves in, named by a field of het.train.
 local function check_folder(self, field)
   local a, folder = self.arguments, self.arguments[field]
@@ -81,13 +96,17 @@ local function check_folder(self, field)
       .. "weights", folder, folder)
   end
   local held = not self.resume and not self.overwrite and there and saving.is_of_others(self, folder, there) and there
-  if held and a.overwrite then
-    errors.usage("%s holds %s; the recipe asks to replace it, and --overwrite lets it; another folder for `%s` keeps "
-      .. "both", folder, files.describe_held(held), field)
-  elseif held then
-    errors.usage("%s holds %s; %s, --overwrite replaces it, another folder for `%s` keeps both", folder,
-      files.describe_held(held), held.training and "--resume (resume = true) goes on with it"
-        or ("from = %q begins with its weights"):format(folder), field)
+  if held then refuse(self, field, held) end
+end
+
+--- Of a run that goes on from a save: an error where `keep_best` holds another run's model. One of a later step than
+-- the save may be of this run, which then failed: it stays, and the best ones are saved beside it.
+function meeting.check_best(self)
+  local folder = self.arguments.keep_best
+  if self.restores then return end   -- what was best until the snapshots is not known yet
+  local held = saving.held_by_others(self, folder)
+  if held and not (self.step > 0 and held.training and (held.steps or 0) > self.step) then
+    refuse(self, "keep_best", held)
   end
 end
 

@@ -103,11 +103,14 @@ local function build(self)
     self.state:clear()
     local about = restore(self)
     if about then saving.mark_own(self, a.save) end
-    if self.resume and a.keep_best then saving.mark_own(self, a.keep_best) end
     about = about or {}
     snapshots.begin_state(self)
     self.step = about.step or 0
     evaluation.restore(self, about)
+    saving.learn_best(self)
+    if self.resume and a.keep_best then
+      if self.cluster then together.by_first(self, meeting.check_best, self) else meeting.check_best(self) end
+    end
     self.begun = self.step      -- from there on steps are this run's
     self.called, self.followed = self.step, self.step   -- the last steps whose on_step, and all that follows, has been
     self.phases_done = 0        -- of het.train.loop

@@ -27,6 +27,13 @@ local function real(folder) return native.resolve(folder) end
 --- From now on a folder holds this run's own save, which it may replace.
 function saving.mark_own(run, folder) run.wrote[real(folder)] = true end
 
+--- A run that goes on: in `keep_best` its own model is that of the step that was the best one.
+function saving.learn_best(run)
+  local folder = run.arguments.keep_best
+  if not folder or not run.resume or not run.best_step then return end
+  saving.learn_saves(run, { { folder = real(folder), steps = { run.best_step } } })
+end
+
 -- The run saves in a folder after its present step; of several ranks the first writes.
 local function mark_save(run, folder)
   if run.rank == 0 then return saving.mark_own(run, folder) end

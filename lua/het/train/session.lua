@@ -11,6 +11,7 @@ local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local peak = require "het.profile.peak"
+local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 local trace = require "het.train.trace"
@@ -75,6 +76,7 @@ local function begin_after(run, restored)
   run.begun, run.called, run.followed = restored.step, restored.step, restored.step
   run.cursor, run.step = about.cursor, restored.step
   evaluation.restore(run, about)
+  saving.learn_best(run)
   run.ledger = ledger.new(run.step, run.cursor)
 end
 
