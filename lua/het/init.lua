@@ -233,8 +233,8 @@ function het.run_recipe(path, chunk)
   if not run then return 0 end
   if native.settings.json then
     -- What a run had no reason to measure is null: who reads the line finds every key.
-    for _, name in ipairs { "validation_loss", "best_validation_loss", "train_loss", "mfu", "tokens_per_s",
-      "samples_per_s" } do
+    for _, name in ipairs { "validation_loss", "best_validation_loss", "best_validation_step", "train_loss", "mfu",
+      "tokens_per_s", "samples_per_s" } do
       if not text.finite(results[name]) then results[name] = native.null end
     end
     native.write("stdout", native.json_encode(results) .. "\n")

@@ -308,6 +308,7 @@ class NotFinite(Case):
             _, result = self.run_recipe(*words, '--steps=4', '--every=3')
             self.assertIsNone(result['validation_loss'])
             self.assertIsNone(result['best_validation_loss'])
+            self.assertIsNone(result['best_validation_step'])   # the key is there
             self.assertEqual(self.validation(), {2: None, 4: None})
             _, result = self.run_recipe(*words, '--steps=6', '--resume')
             self.assertEqual(result['steps'], 6)
