@@ -180,6 +180,15 @@ class KeepBest(Saves):
         self.tensors('best')
         self.assertGreater(self.step, 12)
 
+    def test_a_folder_without_the_best_is_named(self):
+        self.run_recipe('--falls=6', '--rate=2', '--save=model', '--steps=8')
+        err, _ = self.run_recipe('--falls=6', '--rate=2', '--save=model', '--best=best', '--steps=10', '--resume')
+        self.assertRegex(err, r'best holds no model: the parameters of step 6, with the lowest validation loss \(\d\.\d{4}\), '
+                              'are not there\n')
+        self.run_recipe('--steps=20', '--best=later')
+        err, _ = self.run_recipe('--falls=6', '--rate=2', '--save=model', '--best=later', '--steps=12', '--resume')
+        self.assertRegex(err, 'later holds a model of 20 steps: the parameters of step 6, with .*, are not there\n')
+
     def test_all_plans_keep_the_same(self):
         self.run_recipe(*self.RISES, '--steps=12')
         alone = self.tensors('best')

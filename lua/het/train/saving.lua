@@ -257,13 +257,17 @@ function saving.beside_steps(run, field)
   end
 end
 
---- Print where the parameters of the lowest loss are kept, where they are.
+--- Print where the parameters of the lowest loss are kept; where the folder has those of another step, also when quiet.
 function saving.say_best(run, reporter)
   local folder = run.save_folders.keep_best or run.arguments.keep_best
   local held = folder and run.rank == 0 and run.best_step and files.held(folder)
   if held and held.steps == run.best_step then
     reporter:say(("the parameters of step %d, with the lowest validation loss (%.4f), are in %s"):format(run.best_step,
       run.best, folder))
+  elseif folder and run.rank == 0 and run.best_step then
+    reporter:finish()
+    native.write("stderr", ("%s holds %s: the parameters of step %d, with the lowest validation loss (%.4f), are not "
+      .. "there\n"):format(folder, not held and "no model" or files.describe_held(held), run.best_step, run.best))
   end
 end
 
