@@ -10,6 +10,7 @@ local opt = het.options {
   from = { "", "folder of a model to begin with", path = "read" },
   free = { false, "a schedule-free optimizer" },
   back = { "", "its parameters are restored after step 8", path = "read" },
+  only = { "*", "what is restored then" },
   again = { "", "folder in which the best, restored at the end, are saved", path = "write" },
 }
 local rows, x, y = 48, {}, {}
@@ -42,7 +43,9 @@ return het.train {
   keep_best = opt.best ~= "" and opt.best or nil,
   on_step = function(run, step)
     if step.step == opt.fail then error "as asked" end
-    if step.step == 8 and opt.back ~= "" then run:restore { from = opt.back, only = "*" } end
+    if step.step == 8 and opt.back ~= "" then
+      run:restore { from = opt.back, only = opt.only ~= "" and opt.only or nil }
+    end
   end,
   after = opt.again ~= "" and function(run)
     run:restore { from = opt.best, only = "*" }

@@ -297,6 +297,13 @@ class Averages(Saves):
                 self.run_recipe(*ranks, kind, f'--back=best{i}', '--falls=8', '--steps=12', f'--save=on{i}{j}')
                 self.assert_same_tensors(f'on{i}{j}', best, delta=1e-5)
 
+    def test_a_state_without_averages_is_not_enough(self):
+        self.run_recipe('--steps=8', '--save=plain')
+        for kind, needs in (('--ema=0.8', r"'ema\.[\w.]+', which `ema` needs"),
+                            ('--free', r"'schedule_free\.[\w.]+', which the optimizer needs")):
+            err, _ = self.run_recipe(kind, '--back=plain', '--only=', '--steps=9', code=2)
+            self.assertRegex(err, f'run:restore: the model in plain has no {needs}; only = "\\*" takes the weights alone')
+
     def test_all_plans_average_alike(self):
         words = ('--steps=9', '--ema=0.8')
         self.run_recipe(*words, '--save=alone')

@@ -144,8 +144,8 @@ local function wanted_here(run, source, only)
     local averaged = averaged_by(kept, entry)
     local is_wanted = parameters[entry.name] or not only and not entry.trained and not entry.name:match "^cache%."
     if is_wanted and not source.tensors[entry.name] then
-      errors.usage("run:restore: %s has no '%s', which the optimizer needs; only = \"*\" takes the weights alone",
-        source.what, entry.name)
+      errors.usage("run:restore: %s has no '%s', which %s needs; only = \"*\" takes the weights alone", source.what,
+        entry.name, run.arguments.ema and entry.name:match "^ema%." and "`ema`" or "the optimizer")
     end
     if is_wanted then names[entry.name] = entry.name
     elseif averaged and parameters[averaged] then names[entry.name] = averaged end
