@@ -27,18 +27,37 @@ LayerSeconds between(const ProfilePoint& a, const ProfilePoint& b, int microbatc
           std::min(a.update, b.update), Source::interpolated,   line(again(a), again(b))};
 }
 
-LayerSeconds scaled(const ProfilePoint& p, double factor) {
-  return {p.forward * factor, p.input * factor,     p.weight * factor,
-          p.update,           Source::extrapolated, again(p) * factor};
+// From one measured size to another, by what the roofline has more or less: launches and reading weights take
+// as long whatever the size, which in proportion would be paid again. A device that is faster than the
+// roofline adds as much less as it is faster. Never more than in proportion, never fewer seconds for more
+// samples. `here` and `there`: the roofline at `microbatch` and at the measured size; a model without work
+// has none, then it is in proportion.
+LayerSeconds from_one(const ProfilePoint& p, int microbatch, const LayerSeconds& here,
+                      const LayerSeconds& there) {
+  const double factor = static_cast<double>(microbatch) / p.microbatch;
+  const auto moved = [&](double seconds, double roof_here, double roof_there) {
+    if (roof_there <= 0) return seconds * factor;
+    const double faster = std::min(1.0, seconds / roof_there);
+    return std::clamp(seconds + (roof_here - roof_there) * faster, seconds * std::min(factor, 1.0),
+                      seconds * std::max(factor, 1.0));
+  };
+  return {moved(p.forward, here.forward, there.forward),
+          moved(p.input, here.input, there.input),
+          moved(p.weight, here.weight, there.weight),
+          p.update,
+          Source::extrapolated,
+          moved(again(p), here.recompute, there.recompute)};
 }
 
 LayerSeconds as_measured(const ProfilePoint& p) {
   return {p.forward, p.input, p.weight, p.update, Source::measured, again(p)};
 }
 
-// The measured points of one kind, type and degree, by micro-batch; false when there is none.
-bool from_points(std::vector<const ProfilePoint*>& points, int microbatch, LayerSeconds& out) {
-  if (points.empty()) return false;
+// Of the measured points of one kind, type and degree, at least one, by micro-batch. `roof`: the roofline of
+// a micro-batch of them.
+template <typename Roof>
+LayerSeconds from_points(std::vector<const ProfilePoint*>& points, int microbatch, const Roof& roof) {
+  LayerSeconds out;
   std::sort(points.begin(), points.end(),
             [](const ProfilePoint* a, const ProfilePoint* b) { return a->microbatch < b->microbatch; });
   const auto next = std::find_if(points.begin(), points.end(),
@@ -46,7 +65,7 @@ bool from_points(std::vector<const ProfilePoint*>& points, int microbatch, Layer
   if (next != points.end() && (*next)->microbatch == microbatch) {
     out = as_measured(**next);
   } else if (points.size() == 1) {
-    out = scaled(*points[0], static_cast<double>(microbatch) / points[0]->microbatch);
+    out = from_one(*points[0], microbatch, roof(microbatch), roof(points[0]->microbatch));
   } else if (next == points.begin()) {
     // A smaller micro-batch is never faster than in proportion, never slower than the smallest measured.
     out = between(*points[0], *points[1], microbatch);
@@ -67,7 +86,7 @@ bool from_points(std::vector<const ProfilePoint*>& points, int microbatch, Layer
   } else {
     out = between(**std::prev(next), **next, microbatch);
   }
-  return true;
+  return out;
 }
 
 }  // namespace
@@ -153,11 +172,15 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
   }
   for (const ProfilePoint& point : profile.points)
     if (point.kind == kind.name && point.type == type && point.tensor == nearest) points.push_back(&point);
-  LayerSeconds seconds;
-  if (!from_points(points, microbatch, seconds)) return estimate;
+  if (points.empty()) return estimate;
   const bool alone = nearest == 1 || !points.front()->collectives;  // measured without a group
+  const auto at_degree = alone ? compute_seconds : roofline;
+  const auto roof = [&](int samples) {
+    if (kind.forward_flops <= 0) return LayerSeconds{};  // all that is known of the layer was measured
+    return at_degree(cluster, node, model, kind, nearest, samples);
+  };
+  LayerSeconds seconds = from_points(points, microbatch, roof);
   if (nearest != tensor) {
-    const auto at_degree = alone ? compute_seconds : roofline;
     const LayerSeconds here = at_degree(cluster, node, model, kind, tensor, microbatch),
                        there = at_degree(cluster, node, model, kind, nearest, microbatch);
     seconds.forward *= here.forward / there.forward;

@@ -40,7 +40,13 @@ TEST_CASE("measured points are returned as they are; between them a line; outsid
   CHECK(f.seconds(0, 2, 16).source == Source::extrapolated);
   f.profile.points.resize(1);
   CHECK(f.seconds(0, 1, 6).source == Source::extrapolated);
-  CHECK(f.seconds(0, 1, 6).forward == Approx(0.030));
+  // Faster than the roofline: by as much at the other size.
+  const auto roof = [&](int microbatch) {
+    return roofline(f.cluster, 0, f.model, f.model.kinds[1], 1, microbatch).forward;
+  };
+  REQUIRE(roof(2) > 0.010);
+  CHECK(f.seconds(0, 1, 6).forward == Approx(0.010 * roof(6) / roof(2)));
+  CHECK(f.seconds(0, 1, 6).forward < 0.030);
   CHECK(f.seconds(0, 1, 2).source == Source::measured);
   CHECK(name_of(Source::extrapolated) == "extrapolated");
 }
@@ -150,6 +156,32 @@ TEST_CASE("what was measured without its group gets the group's collectives from
   CHECK(alone.weight == 0.009);
   // Alone on a device there are none.
   CHECK(f.seconds(0, 1, 4).forward < 2.5 * 0.010);
+}
+
+TEST_CASE("from one measured size to another goes by the difference of the roofline") {
+  Cluster cluster;
+  cluster.types = {plain_type("unit", 1, 16)};
+  cluster.nodes = {plain_machine("a", "unit", 1)};
+  const Model model = plain_model(1);
+  const auto at = [&](double forward, int measured, int microbatch) {
+    Profile profile;
+    profile.points = {{"layer", "unit", 1, measured, forward, forward, forward}};
+    return layer_seconds(profile, cluster, 0, model, model.kinds[0], 1, microbatch);
+  };
+  constexpr double kSample = 2e-3;  // by the roofline, beside a launch
+  // 3 ms of something that does not grow with the size: twice the samples add what a sample computes.
+  const LayerSeconds twice = at(5e-3, 1, 2);
+  CHECK(twice.forward == Approx(5e-3 + kSample));
+  CHECK(twice.input == Approx(5e-3 + kSample));
+  CHECK(twice.source == Source::extrapolated);
+  CHECK(at(5e-3, 1, 8).forward == Approx(5e-3 + 7 * kSample));
+  // As fast as the roofline: the launch is not paid twice. Faster: as much less is added.
+  CHECK(at(kSample + kLaunchSeconds, 1, 2).forward == Approx(2 * kSample + kLaunchSeconds));
+  CHECK(at(0.5 * (kSample + kLaunchSeconds), 1, 2).forward == Approx(0.5 * (2 * kSample + kLaunchSeconds)));
+  // Fewer samples: what they compute is gone, but never more than in proportion.
+  CHECK(at(20e-3, 4, 2).forward == Approx(20e-3 - 2 * kSample));
+  CHECK(at(8.1e-3, 4, 1).forward == Approx(8.1e-3 - 3 * kSample));
+  CHECK(at(1e-3, 4, 1).forward >= 0.25e-3);
 }
 
 TEST_CASE("activations are kept as measured at the same degree, in proportion to samples") {
