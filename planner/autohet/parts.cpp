@@ -69,7 +69,7 @@ void submit_best(Evaluator& evaluator, const PartPlans& part) {
   evaluator.submit(evaluator.simulate(std::move(layout), "auto, without some devices"));
 }
 
-// A part as a request of its own; nothing: it is none that can be planned for.
+// The request for a part alone; nothing: it cannot be planned for.
 std::unique_ptr<PartPlans> plans_for(const Request& request, const Part& part) {
   Request smaller = request;
   std::vector<int> node_of;
