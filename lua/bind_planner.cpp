@@ -542,11 +542,12 @@ int wait_for_planning(lua_State* L) {
   return 1;
 }
 
-constexpr double kMoment = 0.05;  // seconds
+constexpr double kMoment = 0.05, kLongest = 60.0;  // seconds
 
 bool planning_is_done(PlanningHandle& planning, std::optional<double> seconds) {
   const bool waited_for = !planning->answer.valid();
-  const std::chrono::duration<double> patience(std::clamp(seconds.value_or(kMoment), 0.0, 60.0));
+  const double given = seconds.value_or(kMoment);
+  const std::chrono::duration<double> patience(given > 0 ? std::min(given, kLongest) : 0.0);  // nan: none
   return waited_for || planning->answer.wait_for(patience) == std::future_status::ready;
 }
 void hurry_planning(PlanningHandle& planning) { planning->pace->gentle = false; }
