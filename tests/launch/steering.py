@@ -341,7 +341,7 @@ class Steering(unittest.TestCase):
         os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
         self.ended(machine, 75)
         status = self.until_status(head, lambda status: len(status['ranks']) == 2 and len(self.timelines()) == 2 and
-                                   status['money_lost'] > self.timelines()[0]['money_lost'])
+                                   status['changes'] == 2 and status['money_lost'] > self.timelines()[0]['money_lost'])
         self.assertEqual(status['hourly'], 360000)
         text = self.hetrun('status', f'--pid={head.pid}')
         self.assertRegex(text, r'lost +\d+ steps? repeated in 2 changes of ranks, \S+ of money\n')
