@@ -138,6 +138,7 @@ local function foresee(run)
   local automatic, roster = automatic_of(a), run.cluster:roster()
   local spares, ids = spares_of(run)
   own.spares = ids
+  local joined_before = own.joining
   own.queue, own.wanted, own.joining = {}, {}, nil
   local known = {}
   local machines = #ranks.machines_of(run.described)
@@ -157,7 +158,7 @@ local function foresee(run)
       end
     end
   end
-  own.since = #spares > 0 and (own.since or native.clock()) or nil
+  own.since = #spares > 0 and (own.joining == joined_before and own.since or native.clock()) or nil
 end
 
 -- Whether the planner is done with a plan: then the entry has its `answer`, or has `failed`.
