@@ -22,6 +22,8 @@ constexpr size_t kMostStates = 120;
 // A row's graph has at most so many times the nodes of the whole one: those of programs that gather and cut
 // much take long to search.
 constexpr size_t kMostGrowth = 2;
+// Of the whole graph: beyond, a search takes half a minute.
+constexpr size_t kMostNodes = 1000;
 
 Rows rows_of(const std::vector<int>& order, int length) {
   Rows rows;
@@ -180,6 +182,7 @@ std::vector<Grid> grids_of(const DeviceGroup& group) {
 std::vector<GridProgram> programs_for(const Request& request, const std::vector<Grid>& grids,
                                       bool overlapping) {
   std::vector<GridProgram> found;
+  if (request.table->graph().nodes.size() > kMostNodes) return found;
   for (const Grid& grid : grids) Search(request, grid, overlapping).run(found);
   std::stable_sort(found.begin(), found.end(),
                    [](const GridProgram& a, const GridProgram& b) { return a.within.cost < b.within.cost; });
