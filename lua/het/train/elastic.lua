@@ -128,17 +128,19 @@ end
 local function begin_session(self)
   local roster = self.cluster:roster()
   self.left_behind = self.left_behind or roster.came
+  if self.ledger then money.pay(self) end   -- all until now
   local all = exchange(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
-  local faults, evaluations = 0, {}
+  local faults, evaluations, ledgers = 0, {}, {}
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
     reached = math.max(reached, holder.has.step, holder.has.reached or 0)
     faults = math.max(faults, holder.has.faults or 0)
     evaluations[#evaluations + 1] = holder.has.evaluations
+    ledgers[#ledgers + 1] = holder.has.ledger
     phases, interrupted = math.min(phases, holder.has.phases), interrupted or holder.has.interrupted or false
   end
   self.ask_again = nil   -- which a rank that joins does not know
@@ -157,7 +159,7 @@ local function begin_session(self)
         :format(roster.number, self.step))
     end
   end
-  for _, holder in ipairs(holders) do money.agree(self.ledger, holder.has.ledger) end
+  money.agree(self.ledger, ledgers)
   money.follow(self, all)
   local members = roster.members
   if self.members and self.cluster:rank() == 0 then native.speak_for_run() end   -- what a policy prints is seen

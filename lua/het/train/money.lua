@@ -42,14 +42,20 @@ function money.lose(run, seconds, steps)
   if not run.hourly then return nil end
   local lost = run.hourly * (seconds + steps * (run.step_seconds or 0)) / hour
   run.ledger.money_lost = (run.ledger.money_lost or 0) + lost
+  run.ledger.changes_paid = (run.ledger.changes_paid or 0) + 1
   return lost
 end
 
---- What others have counted, some of whom were there for longer: the most of each sum counts.
-function money.agree(ledger, other)
-  for _, sum in ipairs { "paid", "money_lost" } do
-    if other[sum] then ledger[sum] = math.max(ledger[sum] or 0, other[sum]) end
+--- Go on from what one of these ledgers counts: ranks' clocks differ by a little, and the sum of what a run has said
+-- for each change must be what it says at its end. Of those that know the most changes the first, which spoke for them.
+-- @tparam {table,...} ledgers of the ranks that were there, in the order of ranks
+function money.agree(ledger, ledgers)
+  local known
+  for _, other in ipairs(ledgers) do
+    if other.paid and (not known or (other.changes_paid or 0) > (known.changes_paid or 0)) then known = other end
   end
+  if not known then return end
+  ledger.paid, ledger.money_lost, ledger.changes_paid = known.paid, known.money_lost, known.changes_paid
 end
 
 --- "0.123": a sum with three digits that count.
