@@ -482,14 +482,17 @@ int begin_planning(lua_State* L) {
   auto planning = std::make_shared<Planning>();
   const bool gentle = field<bool>(L, 2, "gentle").value_or(false);
   planning->pace->gentle = gentle;
-  request->goes_on = [pace = planning->pace] { return pace->goes_on(); };
   // A copy: Lua may go on building the graph.
-  planning->answer =
-      std::async(std::launch::async, [graph = graph->graph, request, policy, events, fallbacks, gentle] {
-        std::optional<SequentialScope> alone;
-        if (gentle) alone.emplace();
-        return plan_and_fallbacks(*request, policy, graph, events, fallbacks);
-      });
+  planning->answer = std::async(std::launch::async, [graph = graph->graph, request, policy, events, fallbacks,
+                                                     gentle, pace = planning->pace] {
+    std::optional<SequentialScope> alone;  // until it is hurried
+    if (gentle) alone.emplace();
+    request->goes_on = [&alone, pace] {
+      if (!pace->gentle) alone.reset();
+      return pace->goes_on();
+    };
+    return plan_and_fallbacks(*request, policy, graph, events, fallbacks);
+  });
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 

@@ -34,6 +34,7 @@ struct Letters {
   std::vector<Place> places;
   std::string obstacle;                   // of letters that are never cut
   ShardingInstance rule;                  // of others
+  bool one_range = false;                 // the rule cuts no segments
   std::vector<std::vector<size_t>> ways;  // to cut them: for each place the number of its segments
 };
 
@@ -117,7 +118,9 @@ class Finder {
     std::vector<std::string> cut;
     for (ShardingInstance& instance : sharding_of(call, outputs)) {
       cut.insert(cut.end(), instance.letters.begin(), instance.letters.end());
-      Letters letters{node_, places_of(node, notation, instance.letters), "", std::move(instance), {}};
+      const bool one_range = node.op->sharding[instance.rule].one_range;
+      auto places = places_of(node, notation, instance.letters);
+      Letters letters{node_, std::move(places), "", std::move(instance), one_range, {}};
       remember(std::move(letters));
     }
     const auto numbers = [&](const std::vector<OperandNotation>& operands, const std::vector<ValueId>& ids) {
@@ -132,7 +135,7 @@ class Finder {
     numbers(notation.outputs, node.outputs);
     for (const std::string& letter : notation.letters)
       if (std::find(cut.begin(), cut.end(), letter) == cut.end())
-        remember({node_, places_of(node, notation, {letter}), reason(node, letter), {}, {}});
+        remember({node_, places_of(node, notation, {letter}), reason(node, letter), {}, false, {}});
   }
 
   // What an operator that takes operands however they lie is to an axis: nothing.
@@ -151,7 +154,8 @@ class Finder {
   void refuse(ValueId id, size_t dim, std::string obstacle) {
     const int64_t size = graph_.type(id).shape[dim];
     if (size > 1)
-      remember({node_, {{id, static_cast<int64_t>(dim), 0, {{1, size, 1}}}}, std::move(obstacle), {}, {}});
+      remember(
+          {node_, {{id, static_cast<int64_t>(dim), 0, {{1, size, 1}}}}, std::move(obstacle), {}, false, {}});
   }
 
   std::string reason(const Node& node, const std::string& letter) const {
@@ -201,6 +205,7 @@ class Finder {
     for (const Letters::Place& here : letters.places) {
       if (here.value != places_[from].value || here.dim != places_[from].dim || !here.is_plain()) continue;
       const std::vector<int64_t> segments = places_[from].segments;  // places_ grows below
+      if (letters.one_range && segments.size() > 1) continue;
       const int64_t inner = here.parts[0].inner;
       if (std::any_of(segments.begin(), segments.end(), [&](int64_t size) { return size % inner != 0; }))
         continue;
@@ -268,6 +273,7 @@ class Finder {
     for (const Letters::Place& here : letters.places) {
       if (here.value != place.value || here.dim != place.dim) continue;
       if (here.natural() == place.segments) return true;
+      if (letters.one_range && place.segments.size() > 1) continue;
       if (here.is_plain() && std::all_of(place.segments.begin(), place.segments.end(),
                                          [&](int64_t size) { return size % here.parts[0].inner == 0; }))
         return true;

@@ -47,7 +47,10 @@ std::vector<OpDef> embedding_ops() {
        // The rows that are read, not the table.
        .bytes = [](const OpCall& call,
                    Outputs outputs) { return static_cast<double>(call[0].bytes() + 2 * outputs[0].bytes()); },
-       .sharding = {{.cut = "..."}, {.cut = "c"}, {.cut = "v", .sums = "y"}, {.partial = "table y"}},
+       .sharding = {{.cut = "..."},
+                    {.cut = "c"},
+                    {.cut = "v", .sums = "y", .one_range = true},
+                    {.partial = "table y"}},
        .localize = [](const OpCall& call, std::span<const TensorSlice> inputs,
                       std::span<const TensorSlice>) { return first_of(call, inputs[1]); }},
       {.name = "embedding_gradient",
@@ -58,7 +61,10 @@ std::vector<OpDef> embedding_ops() {
        .infer = infer_embedding_gradient,
        .flops = [](const OpCall& call, Outputs) { return static_cast<double>(call[0].elements()); },
        .accumulates = 1,
-       .sharding = {{.cut = "...", .sums = "dtable"}, {.cut = "c"}, {.cut = "v"}, {.partial = "dy dtable"}},
+       .sharding = {{.cut = "...", .sums = "dtable"},
+                    {.cut = "c"},
+                    {.cut = "v", .one_range = true},
+                    {.partial = "dy dtable"}},
        .localize =
            [](const OpCall& call, std::span<const TensorSlice>, std::span<const TensorSlice> outputs) {
              Attributes attributes = first_of(call, outputs[0]);

@@ -39,6 +39,7 @@ struct ShardingRule {
   std::string_view sums = {};     // results that become partial where letters are cut
   std::string_view once = {};     // operands that count once: absent but on the first rank that has a part
   bool (*when)(const OpCall&) = nullptr;  // calls that it holds for; null: all
+  bool one_range = false;  // a part has entries that follow one another: they are named by the first
   // It exchanges numbers for each row of activations, layer by layer: for whoever asks for the cut, not for
   // planners that cut what costs little.
   bool on_demand = false;

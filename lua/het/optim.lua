@@ -251,7 +251,7 @@ composed("schedule_free", "Schedule-free AdamW (Defazio et al. 2024): a warm-up 
   { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
 }, updates.schedule_free, "optim.schedule_free { lr = optim.constant { peak = 3e-3, warmup = 100 } }", function(a)
   return { prefix = "schedule_free.x.", evaluate = true, save = true, weight = function(state)
-    return updates.schedule_free_weight(a, state)
+    return updates.schedule_free_weight(a, state "schedule_free.sum", state "schedule_free.last")
   end }
 end)
 

@@ -26,6 +26,9 @@ function text.grouped(value)
   return result
 end
 
+--- "0.123", "12345": a sum of money, with at least three digits.
+function text.money(sum) return sum < 1000 and ("%.3g"):format(sum) or ("%.0f"):format(sum) end
+
 --- "1:02:03", "2:03", "5 s"
 function text.duration(seconds)
   if seconds ~= seconds or seconds == math.huge then return "?" end

@@ -91,17 +91,6 @@ std::vector<bool> nodes_of_blocks(const RankGraph& part) {
   return nodes;
 }
 
-// Whether an operator that is run as several nodes, such as a classifier by classes, would have parts of
-// several ranges each: what begins where, it says by one number.
-bool cuts_several_ranges(const PlacementTable& table, NodeId n, const NodeSharding& way) {
-  const Node& node = table.graph().nodes[static_cast<size_t>(n)];
-  if (way.rule < 0 || node.op->sharding[static_cast<size_t>(way.rule)].decompose == nullptr) return false;
-  for (size_t i = 0; i < node.inputs.size(); ++i)
-    if (node.inputs[i] != kAbsent && table.placements(node.inputs[i])[way.inputs[i]].segments.size() > 1)
-      return true;
-  return false;
-}
-
 class Search {
  public:
   Search(const Request& request, const Grid& grid, bool overlapping)
@@ -142,8 +131,8 @@ class Search {
     within.starts.clear();
     within.outer = row->rows.get();
     within.options.most_states = kMostStates;
-    within.options.allows_node = [&](NodeId n, const NodeSharding& way) {
-      return !whole[static_cast<size_t>(n)] && !cuts_several_ranges(*row->table, n, way);
+    within.options.allows_node = [&](NodeId n, const NodeSharding&) {
+      return !whole[static_cast<size_t>(n)];
     };
     for (Synthesised& each : programs_to_try(within, overlapping_)) {
       Plan plan = plan_of(request_, grid_, *row->table, between.program, each.program);

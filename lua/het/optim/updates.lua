@@ -16,6 +16,11 @@ local function scaled(x, factor) return op.scale(x, { factor = factor }) end
 -- a · old + (1 - a) · new
 local function average(a, old, new) return op.add(scaled(old, a), scaled(new, 1 - a)) end
 
+-- (1 - share) · old + share · new, where the share is a scalar.
+local function mixed(old, new, share)
+  return op.add(op.mul(old, op.shift(op.neg(share), { amount = 1 })), op.mul(new, share))
+end
+
 -- The parameter after weight decay: (1 - lr · decay) · param.
 local function decayed(step)
   if step.decay == 0 then return step.param end
@@ -122,9 +127,9 @@ end
 
 --- The weight of the parameter y in the average x after a step: x' = (1 - w) x + w y, where y = (1 - beta1) z
 -- + beta1 x' and x' = (1 - c) x + c z.
--- @tparam function state state(name), a scalar
-function updates.schedule_free_weight(a, state)
-  local c = share_of_last(state "schedule_free.sum", state "schedule_free.last")
+-- @param sum, last what the optimizer keeps for the parameter: the squared rates of all steps, and of the last
+function updates.schedule_free_weight(a, sum, last)
+  local c = share_of_last(sum, last)
   return op.div(c, op.shift(op.scale(c, { factor = a.beta1 }), { amount = 1 - a.beta1 }))
 end
 
@@ -133,8 +138,7 @@ end
 function updates.schedule_free(self, step)
   local a, old = self.arguments, step.state "x"
   local sum, last, y = step.state("sum", {}), step.state("last", {}), step.param
-  local weight = updates.schedule_free_weight(a, function(name) return name:find "sum" and sum or last end)
-  local x = op.add(op.mul(old, op.shift(op.neg(weight), { amount = 1 })), op.mul(y, weight))
+  local x = mixed(old, y, updates.schedule_free_weight(a, sum, last))
   local z = scaled(op.sub(y, scaled(x, a.beta1)), 1 / (1 - a.beta1))
   local rate = op.mul(step.lr, op.sqrt(debiasing(step, a.beta2)))
   local new = { x = x, v = average(a.beta2, step.state "v", op.square(step.gradient)), last = op.square(rate) }
@@ -142,9 +146,7 @@ function updates.schedule_free(self, step)
   local direction = op.div(step.gradient, op.shift(op.sqrt(new.v), { amount = a.eps }))
   if step.decay ~= 0 then direction = op.add(direction, scaled(y, step.decay)) end
   z = op.sub(z, op.mul(direction, rate))
-  local c = share_of_last(new.sum, new.last)
-  local next_x = op.add(op.mul(x, op.shift(op.neg(c), { amount = 1 })), op.mul(z, c))
-  new.param = average(a.beta1, next_x, z)
+  new.param = average(a.beta1, mixed(x, z, share_of_last(new.sum, new.last)), z)
   return new
 end
 

@@ -1,7 +1,6 @@
 --- `hetrun status` and `hetrun attach`: look at a running job, and steer it.
 local native = require "het.native"
 local errors = require "het.errors"
-local money = require "het.train.money"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
@@ -105,10 +104,10 @@ local function print_status(status)
   if (status.changes or 0) > 0 then
     say(row, "lost", ("%d %s repeated in %d %s of ranks%s"):format(status.steps_repeated,
       status.steps_repeated == 1 and "step" or "steps", status.changes, status.changes == 1 and "change" or "changes",
-      status.paid and (", %s of money"):format(money.show(status.money_lost or 0)) or ""))
+      status.paid and (", %s of money"):format(text.money(status.money_lost or 0)) or ""))
   end
   if status.paid then
-    say(row, "money", ("%s paid, %s an hour"):format(money.show(status.paid), money.show(status.hourly)))
+    say(row, "money", ("%s paid, %s an hour"):format(text.money(status.paid), text.money(status.hourly)))
   end
   for i, rank in ipairs(status.ranks) do
     say(row, i == 1 and "ranks" or "", ("%d  %s  %s  process %d  for %s"):format(rank.rank, rank.host, rank.device,

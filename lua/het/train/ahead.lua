@@ -108,6 +108,13 @@ local function keep(own, key, entry)
   end
 end
 
+local function forget(own, key)
+  own.plans[key] = nil
+  for i, other in ipairs(own.order) do
+    if other == key then table.remove(own.order, i) break end
+  end
+end
+
 local function nodes_of(cluster)
   local names = {}
   for i, node in ipairs(cluster.nodes) do names[i] = node.name end
@@ -120,6 +127,16 @@ function ahead.keep(run, answer)
   if not automatic then return end
   local key = ahead.key(cluster, automatic.fallbacks > 0)
   keep(state_of(run), key, { answer = answer, nodes = nodes_of(cluster), bandwidth = cluster.bandwidth })
+end
+
+-- Ends the planning under way.
+local function give_up(own)
+  local entry = own.plans[own.working]
+  local thread = entry.under_way()
+  if thread then
+    thread:give_up()
+    entry.given_up = true
+  end
 end
 
 -- What the members that wait to join said of themselves.
@@ -154,11 +171,13 @@ local function foresee(run)
       if not known[key] then
         known[key] = true
         table.insert(own.wanted, key)
-        if not own.plans[key] then table.insert(own.queue, { key = key, cluster = cluster }) end
+        local entry = own.plans[key]
+        if not entry or entry.given_up then table.insert(own.queue, { key = key, cluster = cluster }) end
       end
     end
   end
   own.since = #spares > 0 and (own.joining == joined_before and own.since or native.clock()) or nil
+  if own.working and not known[own.working] then give_up(own) end
 end
 
 -- Whether the planner is done with a plan: then the entry has its `answer`, or has `failed`.
@@ -176,6 +195,10 @@ local function work(run)
   local own = run.ahead
   local entry = own.working and own.plans[own.working]
   if entry and not is_done(entry) then return end
+  if entry and entry.given_up then
+    entry.given_up = nil
+    if entry.failed then forget(own, own.working) end
+  end
   own.working = nil
   local next_one = table.remove(own.queue, 1)
   if not next_one then return end
@@ -195,10 +218,7 @@ end
 
 --- A session has begun. All ranks call it.
 function ahead.begin(run)
-  if not foresees(run) then
-    run.ahead = nil
-    return
-  end
+  if not foresees(run) then return ahead.stop(run) end
   state_of(run)
   foresee(run)
 end
@@ -233,7 +253,7 @@ function ahead.take(run)
   local own, automatic, cluster = run.ahead, automatic_of(run.arguments), run.cluster_here
   if not own or not automatic then return nil end
   local entry = own.plans[ahead.key(cluster, automatic.fallbacks > 0)]
-  if not entry or entry.failed then return nil end
+  if not entry or entry.failed or entry.given_up then return nil end
   local is_near = entry.bandwidth < alike * cluster.bandwidth and cluster.bandwidth < alike * entry.bandwidth
   if #cluster.nodes > 1 and not is_near then return nil end
   local thread = entry.under_way and entry.under_way()
@@ -277,12 +297,9 @@ function ahead.counts(run)
   return #own.wanted, ready
 end
 
---- The run ends: no plan is needed any more.
+--- No plan is needed any more: the run ends, or nothing can be foreseen.
 function ahead.stop(run)
-  local own = run.ahead
-  local entry = own and own.working and own.plans[own.working]
-  local thread = entry and entry.under_way and entry.under_way()
-  if thread then thread:give_up() end
+  if run.ahead and run.ahead.working then give_up(run.ahead) end
   run.ahead = nil
 end
 

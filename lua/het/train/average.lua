@@ -38,8 +38,6 @@ local function mixed(state, parameter, weight)
   return op.add(op.mul(state, op.shift(op.neg(weight), { amount = 1 })), op.mul(parameter, weight))
 end
 
-average.mixed = mixed
-
 --- Add the update of moving averages to a training graph.
 -- @tparam table parameters trained ones: { name =, shape =, value = }
 -- @param coefficient not finite where the step does not count

@@ -1,24 +1,24 @@
---- What the machines of a run cost, as --price says for each: for as long as they are there, and of that what changes
--- of ranks took. Every rank counts alike, in the run's ledger, so that whoever speaks for the run knows.
+--- What the machines of a run cost, as --price says for each: all the time that they are there, and the part of it that
+-- changes of ranks took. Every rank counts the same in the run's ledger, so that any of them can report it.
 --
 -- A run has `hourly`: the prices of its machines for an hour, nil where none is known; `paid_at`: until when they are
 -- counted.
 local native = require "het.native"
+local ranks = require "het.plan.ranks"
 
 local money = {}
 
 local hour = 3600
 
---- An hour of these ranks' machines, each of which is paid once: the sum of the prices that are known; nil where none
--- is.
+--- The price of an hour of these ranks' machines: the sum of those that are known; nil where none is.
 -- @tparam {table,...} all by rank: `host`, and where it is known `price`
 function money.hourly(all)
-  local by_host, sum = {}, nil
+  local sum = 0
+  for _, machine in ipairs(ranks.machines_of(all)) do sum = sum + machine.price end
   for _, own in ipairs(all) do
-    if own.price then by_host[own.host] = math.max(by_host[own.host] or 0, own.price) end
+    if own.price then return sum end
   end
-  for _, price in pairs(by_host) do sum = (sum or 0) + price end
-  return sum
+  return nil
 end
 
 --- Count what was paid until now.
@@ -57,8 +57,5 @@ function money.agree(ledger, ledgers)
   if not known then return end
   ledger.paid, ledger.money_lost, ledger.changes_paid = known.paid, known.money_lost, known.changes_paid
 end
-
---- "0.123": a sum with three digits that count.
-function money.show(sum) return sum < 1000 and ("%.3g"):format(sum) or ("%.0f"):format(sum) end
 
 return money

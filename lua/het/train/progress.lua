@@ -1,7 +1,6 @@
 --- What a run says while it trains: one line that is written over on a terminal, plain lines elsewhere, and one JSON
 -- object for each report in the metrics file.
 local native = require "het.native"
-local money = require "het.train.money"
 local text = require "het.text"
 
 local progress = {}
@@ -132,7 +131,7 @@ function Progress:timeline(entry)
     began = entry.noticed_seconds and ("noticed %s after step %d;"):format(at "noticed", entry.last_step) or "noticed;"
   end
   local planned = at "planned" .. (entry.planned_ahead and " (ahead)" or "")
-  local lost = entry.money_lost and (", %s of money lost"):format(money.show(entry.money_lost)) or ""
+  local lost = entry.money_lost and (", %s of money lost"):format(text.money(entry.money_lost)) or ""
   local sentence = "  %s then connected after %s, planned %s, restored %s (%s), step %d done %s; %d %s repeated%s"
   self:say(sentence:format(began, at "connected", planned, at "restored", sources_of(entry.bytes), entry.first_step,
     at "first_step", entry.steps_repeated, entry.steps_repeated == 1 and "step" or "steps", lost))
@@ -143,8 +142,8 @@ function Progress:account(results)
   self:record { changes = results.changes, ranks_gone = results.ranks_gone, ranks_joined = results.ranks_joined,
     steps_repeated = results.steps_repeated, samples = results.samples, samples_lost = results.samples_lost,
     samples_repeated = results.samples_repeated, paid = results.paid, money_lost = results.money_lost }
-  local paid = results.paid and ("; %s of money paid, %s of it lost to changes"):format(money.show(results.paid),
-    money.show(results.money_lost or 0)) or ""
+  local paid = results.paid and ("; %s of money paid, %s of it lost to changes"):format(text.money(results.paid),
+    text.money(results.money_lost or 0)) or ""
   self:say(("%d %s went, %d came, %d %s repeated; of %s samples %d lost, %d repeated%s"):format(results.ranks_gone,
     results.ranks_gone == 1 and "rank" or "ranks", results.ranks_joined, results.steps_repeated,
     results.steps_repeated == 1 and "step" or "steps", text.grouped(results.samples + results.samples_lost

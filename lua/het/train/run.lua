@@ -45,7 +45,7 @@ end
 local function restore(self)
   local a = self.arguments
   local about
-  self.initial, self.is_fresh = {}, true   -- names of what is there; no session has begun
+  self.initial = {}   -- what is there, by name
   local state = { set_initial = function(_, name, tensor)
     -- Trained parameters come before the averaged ones that a model may have.
     if not self.initial[name] then self.state:set_initial(name, tensor) end

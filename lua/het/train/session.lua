@@ -127,7 +127,7 @@ end
 -- makes, and its program takes its part. Returns their names.
 local function write_given(run, given)
   local names, hashes = {}, {}
-  for _, name in ipairs(run.is_fresh and text.keys(given) or {}) do
+  for _, name in ipairs(run.has_state and {} or text.keys(given)) do
     if not run.initial[name] then
       local tensor = given[name]()
       hashes[#hashes + 1] = ("%s %s"):format(name, digest.hash_of(tensor))
@@ -196,7 +196,6 @@ function session.new(run, before)
   end
   drop_unused(run, given)
   run.state:clear_initial()   -- layers of other ranks
-  run.is_fresh = false
   run.has_state = true
   return self
 end

@@ -267,6 +267,30 @@ TEST_CASE("nodes run on shards in every way that their rules allow, and whole", 
     CHECK(table.replicated(static_cast<NodeId>(n)).outputs.size() == graph.nodes[n].outputs.size());
 }
 
+TEST_CASE("an operator that says by one number where its part begins has parts of one range",
+          "[placements]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId table_of = b.parameter("table", {DType::f64, {12, 6}}, {});
+  const ValueId ids = b.input("ids", {DType::i32, {5}});
+  const auto thirds =
+      b.call_all(op_named("split"), {table_of}, {{"dim", int64_t{0}}, {"sizes", Shape{4, 4, 4}}});
+  b.output("sum", b.call("add", {b.call("add", {thirds[0], thirds[1]}), thirds[2]}));
+  const ValueId read = b.call("embedding", {table_of, ids});
+  b.output("read", read);
+  const PlacementTable table(graph);
+  const auto segments = table.find(table_of, 0, {4, 4, 4});
+  REQUIRE(segments.has_value());
+  const NodeId node = graph.values[static_cast<size_t>(read)].producer;
+  int by_rows = 0;
+  for (const NodeSharding& way : table.shardings(node)) {
+    CHECK(way.inputs[0] != *segments);
+    const Placement& lies = table.placements(table_of)[way.inputs[0]];
+    by_rows += lies.is_sharded() && lies.dim == 0 ? 1 : 0;
+  }
+  CHECK(by_rows == 1);
+}
+
 TEST_CASE("a bias of summands counts once", "[partition]") {
   for (const int part : {0, 1}) {
     const Graph own = tensor_parallel(model({}), {1, 1}, part);
