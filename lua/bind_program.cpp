@@ -207,8 +207,10 @@ void state_restart(StateHandle& state, int64_t step) {
   const Version version{step, std::max(state->generation(), state->version().generation) + 1};
   state->begin_generation(version.generation);
   state->set_version(version);
-  state->set_history({{version.generation, step}});
+  state->set_history({{version.generation, step, state->nonce()}});
 }
+// Of the generation that begins: what random_number() gave one of its ranks.
+void state_set_nonce(StateHandle& state, int64_t nonce) { state->set_nonce(nonce); }
 double state_step(StateHandle& state) { return static_cast<double>(state->version().step); }
 
 Schedule schedule_named(const std::string& name) {
@@ -688,8 +690,8 @@ void add_program(lua_State* L) {
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
           bind<&state_clear_initial>("clear_initial"), bind<&state_bytes_restored>("bytes_restored"),
-          bind<&state_set_step>("set_step"), bind<&state_step>("step"), bind<&state_restart>("restart"),
-          bind<&state_clear>("clear")});
+          bind<&state_set_step>("set_step"), bind<&state_set_nonce>("set_nonce"), bind<&state_step>("step"),
+          bind<&state_restart>("restart"), bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),

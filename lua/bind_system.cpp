@@ -19,6 +19,7 @@
 #include "core/base/random.h"
 #include "core/base/units.h"
 #include "core/base/visible.h"
+#include "core/net/proof.h"
 #include "kernels/cpu/device.h"
 #include "kernels/cpu/processor.h"
 #include "lua/interrupt.h"
@@ -156,6 +157,13 @@ double median_of(std::vector<double> values) {
 }
 int64_t bytes_from(std::string text) { return parse_bytes(text); }
 
+// A whole number of 48 bits, another one in each process and call.
+double random_number() {
+  double number = 0;
+  for (const char byte : random_bytes(6)) number = 256 * number + static_cast<unsigned char>(byte);
+  return number;
+}
+
 // native.fail(kind, message): an error of the engine's kind, as C++ would raise it.
 void raise(std::string kind, std::string message) {
   for (const ErrorKind known : {ErrorKind::usage, ErrorKind::environment, ErrorKind::peer})
@@ -168,6 +176,7 @@ void raise(std::string kind, std::string message) {
 void add_system(lua_State* L) {
   set_functions(L, "native.",
                 {bind<&steady_seconds>("clock"),
+                 bind<&random_number>("random_number"),
                  bind<&peak_bytes>("memory_peak"),
                  bind<&memory_available>("memory_available"),
                  bind<&write>("write"),

@@ -95,7 +95,7 @@ class ManifestReader {
   History history(capnp::List<schema::Era>::Reader from) const {
     History history;
     for (const auto era : from) {
-      const Era next{era.getGeneration(), era.getFirstStep()};
+      const Era next{era.getGeneration(), era.getFirstStep(), era.getNonce()};
       if (!history.empty() &&
           (next.generation <= history.back().generation || next.first_step <= history.back().first_step))
         refuse("has a history that does not ascend at generation {}", next.generation);
@@ -182,6 +182,7 @@ std::vector<std::byte> encode_manifest(const SnapshotManifest& manifest) {
   for (unsigned i = 0; i < history.size(); ++i) {
     history[i].setGeneration(manifest.history[i].generation);
     history[i].setFirstStep(manifest.history[i].first_step);
+    history[i].setNonce(manifest.history[i].nonce);
   }
   to.setPlan(text_of(manifest.plan));
   to.setRank(manifest.rank);

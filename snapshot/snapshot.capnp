@@ -24,6 +24,7 @@ struct Manifest {
 struct Era {
   generation @0 :Int64;
   firstStep @1 :Int64;
+  nonce @2 :Int64;               # random; tells generations of equal number of different runs apart; 0: not known
 }
 
 struct Tensor {

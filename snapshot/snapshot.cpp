@@ -19,8 +19,9 @@ std::string difference_of(const SnapshotManifest& a, const SnapshotManifest& b) 
   if (a.run != b.run) return fmt::format("of the run '{}', and of '{}'", a.run, b.run);
   if (a.version.step != b.version.step)
     return fmt::format("after step {}, and after step {}", a.version.step, b.version.step);
-  if (a.version != b.version || a.history != b.history)
+  if (a.version != b.version)
     return fmt::format("of generation {}, and of generation {}", a.version.generation, b.version.generation);
+  if (a.history != b.history) return "of two runs of the same name, or of two attempts of one";
   if (a.cursor != b.cursor) return fmt::format("at sample {}, and at sample {}", a.cursor, b.cursor);
   if (a.seed != b.seed) return fmt::format("of seed {}, and of seed {}", a.seed, b.seed);
   if (a.tensors != b.tensors) return "of states with other tensors";

@@ -1,6 +1,7 @@
 #include "snapshot/tiers.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
@@ -12,7 +13,7 @@ namespace {
 constexpr size_t kVersions = 8;  // of a place that are looked at, the newest
 
 TierState state_of(const SnapshotTiers::Place& place,
-                   const std::vector<std::shared_ptr<const SnapshotFile>>& files) {
+                   std::span<const std::shared_ptr<const SnapshotFile>> files) {
   TierState state;
   const SnapshotManifest& first = files.front()->manifest();
   state.tier = place.tier;
@@ -65,32 +66,42 @@ void SnapshotTiers::look_into(const Place& place, const std::vector<ListedSnapsh
   size_t count = 0;
   for (const ListedSnapshot& each : listed) {
     if (++count > kVersions) break;
-    Files& known = files_[{place.tier, each.version}];
-    const size_t before = known.size();
-    open(place, each, known);
-    if (known.size() > before)
-      states.push_back(
-          state_of(place, Files(known.begin() + static_cast<std::ptrdiff_t>(before), known.end())));
+    std::vector<Alike>& known = files_[{place.tier, each.version}];
+    std::vector<size_t> before;
+    for (const Alike& alike : known) before.push_back(alike.files.size());
+    for (const std::string& path : each.files)
+      if (left_out_.count(path) == 0) open(place, path, known);
+    before.resize(known.size());
+    for (size_t i = 0; i < known.size(); ++i)
+      if (known[i].files.size() > before[i])
+        states.push_back(state_of(place, std::span(known[i].files).subspan(before[i])));
   }
 }
 
-// Adds those that can be read, and are of one state with the others.
-void SnapshotTiers::open(const Place& place, const ListedSnapshot& listed, Files& files) {
-  for (const std::string& path : listed.files) {
-    if (left_out_.count(path) != 0) continue;
-    try {
-      auto file = place.store != nullptr ? SnapshotFile::open(object_source(place.store, path))
-                                         : SnapshotFile::open(place.folder.with(path));
-      Files all = files;
-      all.push_back(file);
-      const Snapshot alike(std::move(all));  // throws for a file of another state
-      files.push_back(std::move(file));
-    } catch (const Error& error) {
-      // Others may write, replace and remove files meanwhile; what cannot be read now is not counted on.
-      if (error.kind() == ErrorKind::usage && place.tier != Tier::memory) leave_out(path, error.sentence());
-      if (error.kind() != ErrorKind::usage) warnings_.push_back(error.sentence());
-    }
+// Adds a file that can be read to those of its state.
+void SnapshotTiers::open(const Place& place, const std::string& path, std::vector<Alike>& known) {
+  try {
+    auto file = place.store != nullptr ? SnapshotFile::open(object_source(place.store, path))
+                                       : SnapshotFile::open(place.folder.with(path));
+    const History& history = file->manifest().history;
+    auto alike = std::find_if(known.begin(), known.end(),
+                              [&](const Alike& other) { return other.history == history; });
+    if (alike == known.end()) alike = known.insert(known.end(), Alike{history, {}});
+    Files all = alike->files;
+    all.push_back(file);
+    const Snapshot joined(std::move(all));  // throws for a file of another state
+    alike->files.push_back(std::move(file));
+  } catch (const Error& error) {
+    // Others may write, replace and remove files meanwhile; what cannot be read now is not counted on.
+    if (error.kind() == ErrorKind::usage && place.tier != Tier::memory) leave_out(path, error.sentence());
+    if (error.kind() != ErrorKind::usage) warnings_.push_back(error.sentence());
   }
+}
+
+void SnapshotTiers::follow(const History& history) {
+  const std::lock_guard lock(mutex_);
+  history_ = history;
+  snapshots_.clear();
 }
 
 std::shared_ptr<const Snapshot> SnapshotTiers::snapshot_of(Tier tier, Version version) {
@@ -98,9 +109,11 @@ std::shared_ptr<const Snapshot> SnapshotTiers::snapshot_of(Tier tier, Version ve
   std::shared_ptr<const Snapshot>& snapshot = snapshots_[{tier, version}];
   if (snapshot != nullptr) return snapshot;
   Files sound;
-  if (const auto files = files_.find({tier, version}); files != files_.end())
-    for (const auto& file : files->second)
-      if (left_out_.count(file->path()) == 0) sound.push_back(file);
+  if (const auto known = files_.find({tier, version}); known != files_.end())
+    for (const Alike& alike : known->second)
+      for (const auto& file : alike.files)
+        if (alike.history == up_to(history_, version) && left_out_.count(file->path()) == 0)
+          sound.push_back(file);
   if (sound.empty())
     fail_usage("there is no snapshot in the tier '{}' after step {}", name_of(tier), version.step);
   return snapshot = std::make_shared<const Snapshot>(std::move(sound));

@@ -28,6 +28,7 @@ class SnapshotTiers : public TierReader {
   // Looks into the folders again: the newest versions of each. Files that cannot be read are left out, and
   // reported once (take_warnings). `about` is JSON: {run, cursor, seed, about}, of the manifest.
   std::vector<TierState> states(bool far) override;
+  void follow(const History& history) override;
   void release() override;
   // Thread-safe. A file that is damaged there is left out from then on.
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
@@ -37,17 +38,22 @@ class SnapshotTiers : public TierReader {
 
  private:
   using Files = std::vector<std::shared_ptr<const SnapshotFile>>;
+  struct Alike {  // files of one version of one run
+    History history;
+    Files files;
+  };
   void look_into_store(const Place& place, std::vector<TierState>& states);
   void look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
                  std::vector<TierState>& states);
-  void open(const Place& place, const ListedSnapshot& listed, Files& files);
+  void open(const Place& place, const std::string& path, std::vector<Alike>& known);
   std::shared_ptr<const Snapshot> snapshot_of(Tier tier, Version version);
   void leave_out(const std::string& path, const std::string& why);
 
   const std::vector<Place> places_;
-  std::map<std::pair<Tier, Version>, Files> files_;
+  std::map<std::pair<Tier, Version>, std::vector<Alike>> files_;
   std::mutex mutex_;                                                               // of all below
   std::map<std::pair<Tier, Version>, std::shared_ptr<const Snapshot>> snapshots_;  // of files not left out
+  History history_;                                                                // that is followed
   std::set<std::string> left_out_;                                                 // paths
   std::vector<std::string> warnings_;
 };

@@ -17,9 +17,9 @@ History up_to(const History& history, Version version) {
   return led;
 }
 
-void append(History& history, Version decided) {
+void append(History& history, Version decided, int64_t nonce) {
   if (history.empty() || history.back().generation != decided.generation)
-    history.push_back({decided.generation, decided.step});
+    history.push_back({decided.generation, decided.step, nonce});
 }
 
 }  // namespace het

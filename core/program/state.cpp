@@ -205,7 +205,7 @@ Tensor StateCopy::read(const std::string& name) {
 
 void StateStore::advance(const std::map<std::string, TensorSlice>& current) {
   version_ = {version_.step + 1, generation_};
-  append(history_, version_);
+  append(history_, version_, nonce_);
   for (auto& [name, entry] : entries_) {
     const auto part = current.find(name);
     if (part == current.end())

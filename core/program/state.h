@@ -112,6 +112,9 @@ class StateStore {
   // `generation` decides the steps from here on.
   void begin_generation(int64_t generation) { generation_ = generation; }
   int64_t generation() const { return generation_; }
+  // Of that generation: Era::nonce. Kept until another is set.
+  void set_nonce(int64_t nonce) { nonce_ = nonce; }
+  int64_t nonce() const { return nonce_; }
   // The decisions that led to version().
   const History& history() const { return history_; }
   void set_history(History history) { history_ = std::move(history); }
@@ -160,7 +163,7 @@ class StateStore {
   std::map<std::string, StoredTensor> initial_;
   int64_t restored_ = 0;
   Version version_;
-  int64_t generation_ = 0;
+  int64_t generation_ = 0, nonce_ = 0;
   History history_;
   std::vector<Spare> spares_;
   uint64_t revision_ = 1;

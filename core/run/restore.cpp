@@ -89,9 +89,10 @@ struct Reports {
   }
 
   std::string about_of(Version version) const {
+    const History led = up_to(history(), version);
     for (const MemberState& member : members)
       for (const TierState& tier : member.tiers)
-        if (tier.version == version && !tier.about.empty()) return tier.about;
+        if (tier.version == version && tier.history == led && !tier.about.empty()) return tier.about;
     return {};
   }
 };
@@ -135,7 +136,9 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
   }
   const MigrationPlan moves = plan_moves(settled.inventory, settled.version, reports.needs);
   restored.moved_bytes = moved_bytes(moves);
-  const History history = up_to(reports.history(), settled.version);
+  History history = up_to(reports.history(), settled.version);
+  // Its ranks have decided a first step, and none has finished it until now.
+  if (!is_on(history, settled.version)) append(history, settled.version, state.nonce());
   const MigrationResult moved = migrate(group, moves, needs, state, {&history, nullptr, false});
   if (!moved.whole) fail(ErrorKind::peer, "{}", moved.damage.empty() ? kChanged : moved.damage);
   require_all(state, needs);
@@ -218,6 +221,7 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     found.moved_bytes = moved_bytes(found.recovery->moves);
     found.about = reports.about_of(found.version);
     const History history = up_to(reports.history(), found.version);
+    if (options.tiers != nullptr) options.tiers->follow(history);
     const MigrationResult moved = migrate(group, found.recovery->moves, needs, state,
                                           {&history, options.tiers, any_other(reports, found.version)});
     executor = nullptr;  // its state may have changed

@@ -29,7 +29,7 @@ StepDecision parse_decision(const MemberReader& json) {
 
 Json to_json(const History& history) {
   Json::array_t eras;
-  for (const Era& era : history) eras.push_back(Json::array_t{era.generation, era.first_step});
+  for (const Era& era : history) eras.push_back(Json::array_t{era.generation, era.first_step, era.nonce});
   return eras;
 }
 

@@ -85,9 +85,10 @@ std::vector<StatePart> MemberReader::parts() const {
 History MemberReader::history() const {
   History history;
   for (const Json& era : required(as_array(json_))) {
-    const auto& pair = required(as_array(era));
-    if (pair.size() != 2) refuse("");
-    history.push_back({required(as_integer(pair[0])), required(as_integer(pair[1]))});
+    const auto& numbers = required(as_array(era));
+    if (numbers.size() != 3) refuse("");
+    history.push_back({required(as_integer(numbers[0])), required(as_integer(numbers[1])),
+                       required(as_integer(numbers[2]))});
   }
   return history;
 }

@@ -43,6 +43,8 @@ class TierReader {
 
   // What they have now; `far`: also the store, which is asked when nothing nearer has all of the state.
   virtual std::vector<TierState> states(bool far) = 0;
+  // What is read from here on is of states with this history, or one that led to it.
+  virtual void follow(const History& history) = 0;
   // Lets go of what states() has opened.
   virtual void release() {}
   // The packed elements of a slice that lies within one part of states(), checked. Throws Error(usage) for

@@ -46,9 +46,11 @@ end
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
 -- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
--- another one has broken off what followed it; `host` and `price` of the machine.
+-- another one has broken off what followed it; `host` and `price` of the machine; `nonce`: of the generation, if this
+-- is its first rank.
 local function exchange(self)
-  local own = { left_behind = self.left_behind, host = native.host(), price = native.settings.price }
+  local own = { left_behind = self.left_behind, host = native.host(), price = native.settings.price,
+    nonce = native.random_number() }
   local state = self.has_state and { step = self.state:step(), begun = self.begun, called = self.called,
     followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
     evaluations = evaluation.numbers(self), reached = self.reached,
@@ -130,6 +132,7 @@ local function begin_session(self)
   self.left_behind = self.left_behind or roster.came
   if self.ledger then money.pay(self) end   -- all until now
   local all = exchange(self)
+  self.state:set_nonce(all[1].nonce)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0

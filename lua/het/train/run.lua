@@ -122,6 +122,8 @@ local function build(self)
   if self.member then
     elastic.begin(self, begin_state)
   else
+    local own = ("%.0f"):format(native.random_number())
+    self.state:set_nonce(tonumber(self.cluster and self.cluster:all_gather(own)[1] or own))
     begin_state()
     finish_planning()
     self.session = session.new(self)

@@ -17,14 +17,14 @@ TEST_CASE("a version is on a history when the generation that decided its step i
 
 TEST_CASE("a history grows by decided steps, and is cut where a run goes back", "[history]") {
   History history;
-  for (int64_t step = 1; step <= 3; ++step) append(history, {step, 1});
-  append(history, {4, 2});
-  CHECK(history == History{{1, 1}, {2, 4}});
-  CHECK(up_to(history, {3, 1}) == History{{1, 1}});
+  for (int64_t step = 1; step <= 3; ++step) append(history, {step, 1}, 77);
+  append(history, {4, 2}, 78);
+  CHECK(history == History{{1, 1, 77}, {2, 4, 78}});
+  CHECK(up_to(history, {3, 1}) == History{{1, 1, 77}});
   CHECK(up_to(history, {4, 2}) == history);
   CHECK(up_to(history, {0, 0}).empty());
   History again = up_to(history, {2, 1});
-  append(again, {3, 3});
+  append(again, {3, 3}, 79);
   CHECK(is_on(again, {2, 1}));
   CHECK(is_on(again, {3, 3}));
   CHECK_FALSE(is_on(again, {3, 1}));

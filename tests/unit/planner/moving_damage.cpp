@@ -74,6 +74,7 @@ class KnownTiers final : public TierReader {
     all_kept = all_kept && (!is_kept || is_kept());
     return held;
   }
+  void follow(const History&) override {}
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override {
     const bool fails = reads_++ == damaged;
     const auto state = std::find_if(held.begin(), held.end(), [&](const TierState& each) {

@@ -1,0 +1,90 @@
+// What members read of snapshot files in their folders, as tiers of a run's state.
+#include "snapshot/tiers.h"
+
+#include <catch2/catch.hpp>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/run/restore.h"
+#include "planner/migrate/migrate.h"
+#include "planner/migrate/recovery.h"
+#include "tests/unit/io/scratch.h"
+#include "tests/unit/planner/generations_testing.h"
+#include "tests/unit/snapshot/snapshot_testing.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+const TensorType kType{DType::f32, {6}};
+
+// The file of one rank of two: its half of `w`, whose elements are `value`.
+void write_half(const std::string& folder, Version version, const History& history, int rank, double value) {
+  SampleState state(1, {{"w", kType}});
+  state.manifest.version = version;
+  state.manifest.history = history;
+  state.manifest.rank = rank;
+  state.manifest.ranks = 2;
+  for (int64_t i = 0; i < 6; ++i) state.whole.at("w").set(i, value);
+  state.add("w", parse_slice(kType.shape, rank == 0 ? "[0:3]" : "[3:6]"));
+  make_folder(Path(folder));
+  write_snapshot(snapshot_path(Path(folder), state.manifest), state.manifest, state.parts);
+}
+
+}  // namespace
+
+TEST_CASE("parts of two runs of one name and step are never joined", "[snapshot]") {
+  const Scratch scratch;
+  const History own{{1, 1, 77}}, other{{1, 1, 78}};
+  const std::string folders[] = {scratch.path("a"), scratch.path("b")};
+  write_half(folders[0], {5, 1}, own, 0, 5);
+  write_half(folders[0], {3, 1}, own, 0, 3);
+  write_half(folders[1], {5, 1}, other, 1, 50);
+  write_half(folders[1], {3, 1}, own, 1, 3);
+  std::vector<std::shared_ptr<StateStore>> states;
+  std::vector<std::optional<Restored>> restored(2);
+  for (int r = 0; r < 2; ++r) states.push_back(std::make_shared<StateStore>(make_reference_device(), 0));
+  on_ranks(make_loopback(2), [&](int r, const auto& fabric) {
+    const auto world = fabric->group("everyone", all_ranks(*fabric));
+    const auto at = static_cast<size_t>(r);
+    SnapshotTiers tiers({{Tier::disk, Path(folders[r]), 0, nullptr}});
+    RestoreOptions options;
+    options.plan_moves = planner::plan_moves({});
+    options.plan_recovery = planner::recovery_planner({});
+    options.generation = 2;
+    options.tiers = &tiers;
+    options.host = std::to_string(r);
+    restored[at] = restore(*world, *states[at], nullptr, {{"w", {kType, true}, TensorSlice::whole(kType.shape)}},
+                           options);
+  });
+  for (size_t r = 0; r < 2; ++r) {
+    REQUIRE(restored[r]);
+    CHECK(restored[r]->version == Version{3, 1});
+    CHECK(states[r]->history() == own);
+    const Tensor w = states[r]->read("w");
+    for (int64_t i = 0; i < 6; ++i) CHECK(w.at(i) == 3);
+  }
+}
+
+TEST_CASE("of two runs' files in one folder those of the run that is followed are read", "[snapshot]") {
+  const Scratch scratch;
+  const History own{{1, 1, 77}}, other{{1, 1, 78}};
+  const std::string folder = scratch.path("both");
+  write_half(folder, {5, 1}, other, 0, 50);
+  write_half(folder, {5, 1}, own, 1, 5);
+  SnapshotTiers tiers({{Tier::disk, Path(folder), 0, nullptr}});
+  const auto states = tiers.states(false);
+  REQUIRE(states.size() == 2);
+  CHECK(states[0].history != states[1].history);
+  CHECK(tiers.take_warnings().empty());
+  for (const auto& [history, slice, value] :
+       {std::tuple(own, "[3:6]", 5.0), std::tuple(other, "[0:3]", 50.0)}) {
+    tiers.follow(history);
+    CHECK(tiers.read(Tier::disk, {5, 1}, "w", parse_slice(kType.shape, slice)).at(0) == value);
+  }
+  tiers.follow(own);
+  CHECK_THROWS(tiers.read(Tier::disk, {5, 1}, "w", parse_slice(kType.shape, "[0:3]")));
+}
