@@ -276,7 +276,7 @@ TEST_CASE("an operator that says by one number where its part begins has parts o
   const auto thirds =
       b.call_all(op_named("split"), {table_of}, {{"dim", int64_t{0}}, {"sizes", Shape{4, 4, 4}}});
   b.output("sum", b.call("add", {b.call("add", {thirds[0], thirds[1]}), thirds[2]}));
-  const ValueId read = b.call("embedding", {table_of, ids});
+  const ValueId read = b.call("embedding", {ids, table_of});
   b.output("read", read);
   const PlacementTable table(graph);
   const auto segments = table.find(table_of, 0, {4, 4, 4});
@@ -284,8 +284,8 @@ TEST_CASE("an operator that says by one number where its part begins has parts o
   const NodeId node = graph.values[static_cast<size_t>(read)].producer;
   int by_rows = 0;
   for (const NodeSharding& way : table.shardings(node)) {
-    CHECK(way.inputs[0] != *segments);
-    const Placement& lies = table.placements(table_of)[way.inputs[0]];
+    CHECK(way.inputs[1] != *segments);
+    const Placement& lies = table.placements(table_of)[way.inputs[1]];
     by_rows += lies.is_sharded() && lies.dim == 0 ? 1 : 0;
   }
   CHECK(by_rows == 1);

@@ -57,8 +57,8 @@ TEST_CASE("parts of two runs of one name and step are never joined", "[snapshot]
     options.generation = 2;
     options.tiers = &tiers;
     options.host = std::to_string(r);
-    restored[at] = restore(*world, *states[at], nullptr, {{"w", {kType, true}, TensorSlice::whole(kType.shape)}},
-                           options);
+    restored[at] = restore(*world, *states[at], nullptr,
+                           {{"w", {kType, true}, TensorSlice::whole(kType.shape)}}, options);
   });
   for (size_t r = 0; r < 2; ++r) {
     REQUIRE(restored[r]);
