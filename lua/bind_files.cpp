@@ -16,6 +16,7 @@
 #include "core/cluster/environment.h"
 #include "core/cluster/secret.h"
 #include "core/io/file.h"
+#include "core/io/files.h"
 #include "core/run/memory_folder.h"
 #include "lua/broker.h"
 #include "lua/confine.h"
@@ -80,6 +81,21 @@ std::string path_kind(Path path) {  // "file", "folder" or "none"
     case FileKind::none: return "none";
     default: return "file";
   }
+}
+
+// What is in a folder, folders with a slash behind their names; nothing where it cannot be read.
+std::vector<std::string> folder_names(Path folder) {
+  std::vector<std::string> names;
+  try {
+    for (const FolderEntry& entry : list_folder(folder)) {
+      const bool is_folder = entry.kind == FileKind::link
+                                 ? kind_of(folder.child(entry.name)) == FileKind::folder
+                                 : entry.kind == FileKind::folder;
+      names.push_back(entry.name + (is_folder ? "/" : ""));
+    }
+  } catch (const Error&) {
+  }
+  return names;
 }
 
 // The real path of a file, or of one that would be made: whether two paths name one thing. Opens nothing.
@@ -458,30 +474,18 @@ void add_files(lua_State* L) {
       L, {bind<&stream_read>("read"), bind<&stream_lines>("lines"), bind<&stream_write>("write"),
           bind<&stream_seek>("seek"), bind<&stream_flush>("flush"), bind<&stream_close>("close"),
           bind<&stream_to_string>("__tostring")});
-  set_functions(L, "native.",
-                {bind<&read_text>("read_text"),
-                 bind<&write_text>("write_text"),
-                 bind<&staged>("staged_path"),
-                 bind<&commit>("commit_staged"),
-                 bind<&drop>("drop_staged"),
-                 bind<&append>("append"),
-                 bind<&make>("make_folder"),
-                 bind<&read_module>("read_module"),
-                 bind<&is_module>("is_module"),
-                 bind<&try_folder>("try_folder"),
-                 bind<&path_kind>("path_kind"),
-                 bind<&path_problem>("path_problem"),
-                 bind<&real_path>("resolve"),
-                 bind<&open_file>("open_file"),
-                 bind<&confine_recipe>("confine"),
-                 bind<&is_confined>("confined"),
-                 bind<&limit>("limit_memory"),
-                 bind<&cache_read>("cache_read"),
-                 bind<&cache_write>("cache_write"),
-                 bind<&limit_prompt>("limit_prompt"),
-                 bind<&grant_option>("grant_option"),
-                 bind<&push_walls>("kernel_walls"),
-                 bind<&walls>("walls")});
+  set_functions(L, "native.", {bind<&read_text>("read_text"),       bind<&write_text>("write_text"),
+                               bind<&staged>("staged_path"),        bind<&commit>("commit_staged"),
+                               bind<&drop>("drop_staged"),          bind<&append>("append"),
+                               bind<&make>("make_folder"),          bind<&read_module>("read_module"),
+                               bind<&is_module>("is_module"),       bind<&try_folder>("try_folder"),
+                               bind<&path_kind>("path_kind"),       bind<&folder_names>("folder_names"),
+                               bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
+                               bind<&open_file>("open_file"),       bind<&confine_recipe>("confine"),
+                               bind<&is_confined>("confined"),      bind<&limit>("limit_memory"),
+                               bind<&cache_read>("cache_read"),     bind<&cache_write>("cache_write"),
+                               bind<&limit_prompt>("limit_prompt"), bind<&grant_option>("grant_option"),
+                               bind<&push_walls>("kernel_walls"),   bind<&walls>("walls")});
 }
 
 }  // namespace het::lua

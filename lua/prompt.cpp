@@ -174,17 +174,13 @@ class Reader {
   static unsigned char complete(EditLine* line, int) {
     const LineInfo* info = el_line(line);
     const std::string before(info->buffer, info->cursor);
-    std::vector<std::string> found;
+    Completions offered;
     try {
-      found = completions(of(line).L_, before);
+      offered = completions(of(line).L_, before);
     } catch (const Error&) {  // of a value's own metatable: nothing can be offered
     }
+    const auto& [found, word] = offered;
     if (found.empty()) return CC_REFRESH_BEEP;
-    size_t start = before.size();
-    while (start > 0 &&
-           (std::isalnum(static_cast<unsigned char>(before[start - 1])) || before[start - 1] == '_'))
-      --start;
-    const std::string word = before.substr(start);
     std::string common = found[0];
     for (const std::string& name : found) {
       const auto differs = std::mismatch(common.begin(), common.end(), name.begin(), name.end());
@@ -245,13 +241,14 @@ void push_prompt_function(lua_State* L, const char* name) {
 
 }  // namespace
 
-std::vector<std::string> completions(lua_State* L, const std::string& text) {
+Completions completions(lua_State* L, const std::string& text) {
   push_prompt_function(L, "completions");
   Convert<std::string>::push(L, text);
-  call(L, 1, 1);
-  auto names = Convert<std::vector<std::string>>::get(L, lua_gettop(L));
-  lua_pop(L, 1);
-  return names;
+  call(L, 1, 2);
+  Completions offered{Convert<std::vector<std::string>>::get(L, lua_gettop(L) - 1),
+                      Convert<std::string>::get(L, lua_gettop(L))};
+  lua_pop(L, 2);
+  return offered;
 }
 
 namespace {

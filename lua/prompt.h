@@ -2,6 +2,9 @@
 // input and documentation by `?name`. Not a terminal: lines are read and their results printed, for scripts.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "lua/state.h"
 
 namespace het::lua {
@@ -11,7 +14,11 @@ int run_prompt(State& state, const Settings& settings);
 // Is `chunk` the beginning of something longer (an open block, string or parenthesis)?
 bool is_incomplete(lua_State* L, const std::string& chunk);
 
-// Words that could follow `text`: names of globals, fields after a dot, methods after a colon.
-std::vector<std::string> completions(lua_State* L, const std::string& text);
+// What could complete the word at the end of `text`: names of globals, fields, methods, files in a string.
+struct Completions {
+  std::vector<std::string> names;  // each begins with the word
+  std::string word;
+};
+Completions completions(lua_State* L, const std::string& text);
 
 }  // namespace het::lua

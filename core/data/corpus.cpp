@@ -30,6 +30,7 @@ struct FolderText {
 
 FolderText read_texts(const DataFiles& found, const std::string& name, int64_t most_bytes) {
   FolderText result;
+  std::pair<std::string, std::string> skipped;  // the first one that is no text: its path and how it begins
   for (const auto& [path, bytes] : found.files) {
     if (bytes == 0) continue;
     if (static_cast<int64_t>(result.text.size()) + bytes > most_bytes) {
@@ -38,12 +39,14 @@ FolderText read_texts(const DataFiles& found, const std::string& name, int64_t m
     }
     const std::string content = read_file(path);
     if (!is_text(content)) {
+      if (result.skipped == 0) skipped = {path.text, content.substr(0, 8)};
       ++result.skipped;
       continue;
     }
     result.text += content;
     ++result.files;
   }
+  if (result.files == 0) require_known_format(skipped.second, skipped.first);
   if (result.files == 0)
     fail_usage("'{}' holds no text files{}{}", name,
                result.skipped == 0
@@ -209,6 +212,7 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
   } else {
     file = std::make_unique<MappedFile>(options.path);
     text = file->text();
+    require_known_format(text, options.path.text);
     corpus->files_ = 1;
     if (text.empty()) fail_usage("'{}' is empty: there is nothing to train on", options.path.text);
   }

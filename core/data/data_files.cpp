@@ -74,6 +74,27 @@ bool is_pattern(const Path& path) {
 
 }  // namespace
 
+void require_known_format(std::string_view content, const std::string& path) {
+  const auto begins = [&](std::string_view magic) { return content.starts_with(magic); };
+  const auto by_pandas = [&](const char* format, const char* reader) {
+    fail_usage(
+        "'{}' is {} file, which is not read; as lines of JSON it is: python3 -c \"import pandas; "
+        "pandas.{}('{}').to_json('{}.jsonl', orient='records', lines=True)\"",
+        path, format, reader, path, path);
+  };
+  const auto by_program = [&](const char* program) {
+    fail_usage("'{}' is compressed, and read once it is not: {} '{}'", path, program, path);
+  };
+  if (begins("PAR1")) by_pandas("a Parquet", "read_parquet");
+  if (begins("ARROW1")) by_pandas("an Arrow", "read_feather");
+  if (begins("\x1f\x8b\x08")) by_program("gunzip --keep");
+  if (begins("\x28\xb5\x2f\xfd")) by_program("unzstd");
+  if (begins("\xfd"
+             "7zXZ"))
+    by_program("unxz --keep");
+  if (begins("PK\x03\x04")) by_program("unzip");
+}
+
 DataFiles data_files(const Path& path, std::string_view ending) {
   DataFiles found;
   if (kind_of(path) == FileKind::folder) {

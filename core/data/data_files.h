@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,5 +24,9 @@ struct DataFiles {
 // a pattern, such as "shards/*.bin", the files of that folder whose names match, as in a shell. Links to
 // files are followed, each file is taken once. Throws Error(usage) where nothing is found.
 DataFiles data_files(const Path& path, std::string_view ending = "");
+
+// Throws Error(usage) for a file that begins as one of a format that is not read (Parquet, Arrow, or
+// compressed), with a way to convert it.
+void require_known_format(std::string_view content, const std::string& path);
 
 }  // namespace het

@@ -193,6 +193,7 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
   std::vector<Line> lines;
   for (const Path& path : paths) {
     files.push_back(std::make_unique<MappedFile>(path));
+    require_known_format(files.back()->text(), path.text);
     add_lines(files.back()->text(), files.size() - 1, lines);
   }
   corpus->files_ = static_cast<int>(files.size());

@@ -49,6 +49,7 @@ TokenFile tokens_in(const MappedFile& file, int raw_width) {
   const auto starts_with = [&](int32_t magic, int32_t version) {
     return file.bytes() >= kHeaderBytes && int_at(file, 0) == magic && int_at(file, 1) == version;
   };
+  require_known_format(file.text(), file.path());
   const bool gpt2 = starts_with(kMagicGpt2, kVersionGpt2);
   if (const auto unknown = unknown_format(file)) fail_usage("'{}' {}", file.path(), *unknown);
   if (!gpt2 && !starts_with(kMagicLlama3, kVersionLlama3)) {

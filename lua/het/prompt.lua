@@ -82,15 +82,16 @@ function prompt.explain(name)
   native.write("stdout", het.help(name:match "^%s*(.-)%s*$", resolve) .. "\n")
 end
 
--- Where the last `{` of `text` that is not closed stands; nil where there is none, or a string is not closed.
+-- Where the last `{` of `text` that is not closed stands, nil where there is none or a string is not closed; and where
+-- the quote of that string stands.
 local function open_brace(text)
-  local open, quote, at = {}, nil, 1
+  local open, quote, began, at = {}, nil, nil, 1
   while at <= #text do
     local character = text:sub(at, at)
     if quote then
       if character == "\\" then at = at + 1 elseif character == quote then quote = nil end
     elseif character == '"' or character == "'" then
-      quote = character
+      quote, began = character, at
     elseif character == "{" or character == "(" then
       open[#open + 1] = { character, at }
     elseif character == "}" or character == ")" then
@@ -98,8 +99,22 @@ local function open_brace(text)
     end
     at = at + 1
   end
-  local last = not quote and open[#open]
+  if quote then return nil, began end
+  local last = open[#open]
   return last and last[1] == "{" and last[2] or nil
+end
+
+-- Files and folders whose path could go on after `path`.
+local function files_like(path)
+  local folder, stem = path:match "^(.*/)([^/]*)$"
+  stem = stem or path
+  local found = {}
+  for _, name in ipairs(native.folder_names(folder or ".")) do
+    local hidden = name:sub(1, 1) == "." and stem == ""
+    if not hidden and name:sub(1, #stem) == stem then found[#found + 1] = (folder or "") .. name end
+  end
+  table.sort(found)
+  return found
 end
 
 -- The fields of what an open brace behind `before` begins: a constructor's call, or a record among its fields.
@@ -115,8 +130,16 @@ local function fields_of(before)
   end
 end
 
---- Names that could complete the end of `text`: globals, fields after a dot, methods after a colon.
+--- Names that could complete the end of `text`: globals, fields after a dot or in a constructor, methods after a colon,
+-- files in a string that is not closed.
+-- @treturn {string,...} names, each from the beginning of the word
+-- @treturn string the word that is there
 function prompt.completions(text)
+  local _, quote = open_brace(text)
+  if quote then
+    local begun = text:sub(quote + 1)
+    return files_like(begun), begun
+  end
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
   local names, seen = {}, {}
   local brace = text:match "[{,]%s*[%w_]*$" and open_brace(text)
@@ -165,7 +188,7 @@ function prompt.completions(text)
     end
   end
   table.sort(names)
-  return names
+  return names, word or ""
 end
 
 return prompt

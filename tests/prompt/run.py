@@ -378,6 +378,16 @@ tell(x * 2 + 1)
         out, _ = self.hetrun('--trust', lines=lines)
         self.assertEqual(out, 'model\nevery\nhead_size heads\ntrue\ntokenizer\n\n')
 
+    def test_files_are_completed_in_strings(self):
+        for name in ('runs/shakespeare', 'runs/shapes', 'runs/.hidden'):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / 'shards.txt').write_text('text')
+        asked = ('het.data.text { path = "sh', "het.load 'runs/sha", 'x = "runs/', 'print("nothing/', 'print("a" .. "runs/.')
+        lines = 'local _ = het.load\n' + ''.join(
+            f'print(table.concat(require("het.prompt").completions {json.dumps(line)}, " "))\n' for line in asked)
+        out, _ = self.hetrun('--trust', lines=lines)
+        self.assertEqual(out, 'shards.txt\nruns/shakespeare/ runs/shapes/\nruns/shakespeare/ runs/shapes/\n\nruns/.hidden/\n')
+
     def test_names_of_other_libraries_lead_to_ours(self):
         for name, meant in (('epochs', '`steps`'), ('batch_size', '`batch`'), ('lr', '`optimizer = optim.adamw { lr = ... }`')):
             self.says(f'het.train {{ {name} = 3 }}', f"unknown field '{name}'; use {meant}")

@@ -37,6 +37,11 @@ class Terminal(unittest.TestCase):
         session.run('1 + 1', r'\n2\n')
         self.assertEqual(session.leave(), 0)
 
+    def test_tab_completes_files_in_a_string(self):
+        session = self.start()
+        session.run(f'"te{TAB}"', r'\ntext.txt\n')
+        self.assertEqual(session.leave(), 0)
+
     def test_a_line_goes_on_until_it_is_whole_or_dropped(self):
         session = self.start()
         session.type('x = {\r')

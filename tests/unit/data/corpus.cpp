@@ -322,3 +322,25 @@ TEST_CASE("a vocabulary of no tokens, or of more than ids can name, is refused")
     CHECK_THAT(error_of([&] { Corpus::from_ids({}, vocabulary, 0); }),
                StartsWith("usage: ") && Contains("is not possible"));
 }
+
+TEST_CASE("files of a format that is not read are refused by name, with a way to convert them") {
+  const Scratch scratch;
+  const std::string parquet = "PAR1" + std::string(60, '\0') + "PAR1";
+  const std::string file = scratch.put("rows.parquet", parquet),
+                    packed = scratch.put("a.gz", "\x1f\x8b\x08 x");
+  CHECK_THAT(error_loading({.path = file}), Contains("'" + file + "' is a Parquet file, which is not read") &&
+                                                Contains("pandas.read_parquet('" + file + "').to_json("));
+  CHECK_THAT(error_loading({.path = packed}),
+             Contains("is compressed") && Contains("gunzip --keep '" + packed + "'"));
+  CHECK_THAT(error_of([&] { Corpus::from_examples({.path = file, .tokenizer = "char"}); }),
+             Contains("is a Parquet file"));
+  CHECK_THAT(error_of([&] { Corpus::from_tokens({.path = file, .vocabulary = 100}); }),
+             Contains("is a Parquet file"));
+  // Beside texts such files are passed over.
+  const Scratch mixed;
+  mixed.put("a.txt", "some text");
+  mixed.put("b.parquet", parquet);
+  CHECK(Corpus::from_text({.path = Path(mixed.folder())})->skipped() == 1);
+  std::filesystem::remove(mixed.path("a.txt"));
+  CHECK_THAT(error_loading({.path = Path(mixed.folder())}), Contains("b.parquet' is a Parquet file"));
+}
