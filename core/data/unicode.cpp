@@ -66,7 +66,7 @@ char32_t composed(char32_t a, char32_t b) {
 }
 
 // Unicode Standard Annex 15: decompose, order marks by their class, compose.
-void normalise(std::u32string_view from, std::string& to) {
+std::u32string decomposed(std::u32string_view from) {
   std::u32string text;
   for (const char32_t c : from) decompose(c, text);
   for (size_t begin = 0; begin < text.size();) {
@@ -79,6 +79,10 @@ void normalise(std::u32string_view from, std::string& to) {
     }
     begin = end;
   }
+  return text;
+}
+
+std::u32string composed(const std::u32string& text) {
   std::u32string result;
   size_t starter = std::u32string::npos;
   int last_class = -1;  // of what stands between the starter and here; -1: nothing
@@ -98,7 +102,36 @@ void normalise(std::u32string_view from, std::string& to) {
     }
     result += c;
   }
-  for (const char32_t c : result) append_utf8(to, c);
+  return result;
+}
+
+// The text in runs of which each is made canonical by itself. No character below `first_mark` is joined to
+// the one before it, and none is changed.
+template <typename Form>
+std::string canonical(std::string_view text, char32_t first_mark, const Form& form) {
+  std::string result;
+  result.reserve(text.size());
+  std::u32string run;
+  const auto flush = [&] {
+    if (run.size() == 1 && run[0] < first_mark)
+      append_utf8(result, run[0]);
+    else if (!run.empty())
+      for (const char32_t c : form(run)) append_utf8(result, c);
+    run.clear();
+  };
+  for (size_t i = 0; i < text.size();) {
+    const Decoded decoded = decode_utf8(text, i);
+    if (decoded.bytes == 0) {  // a byte that is not UTF-8 stays
+      flush();
+      result += text[i++];
+      continue;
+    }
+    if (decoded.code_point < first_mark) flush();
+    run += decoded.code_point;
+    i += static_cast<size_t>(decoded.bytes);
+  }
+  flush();
+  return result;
 }
 
 }  // namespace
@@ -122,31 +155,28 @@ bool is_space(char32_t c) {
 }
 
 std::string nfc(std::string_view text) {
-  // No character below U+0300 is joined to the one before it: the text is cut before each of them.
   constexpr char32_t kFirstMark = 0x300;
-  std::string result;
-  result.reserve(text.size());
-  std::u32string run;
-  const auto flush = [&] {
-    if (run.size() == 1 && run[0] < kFirstMark)
-      append_utf8(result, run[0]);
-    else if (!run.empty())
-      normalise(run, result);
-    run.clear();
-  };
-  for (size_t i = 0; i < text.size();) {
-    const Decoded decoded = decode_utf8(text, i);
-    if (decoded.bytes == 0) {  // a byte that is not UTF-8 stays
-      flush();
-      result += text[i++];
-      continue;
-    }
-    if (decoded.code_point < kFirstMark) flush();
-    run += decoded.code_point;
-    i += static_cast<size_t>(decoded.bytes);
+  return canonical(text, kFirstMark, [](const std::u32string& run) { return composed(decomposed(run)); });
+}
+
+std::string nfd(std::string_view text) {
+  constexpr char32_t kFirstDecomposed = 0xC0;
+  return canonical(text, kFirstDecomposed, [](const std::u32string& run) { return decomposed(run); });
+}
+
+void append_lower(std::string& to, char32_t c) {
+  constexpr char32_t kCapitalIWithDot = 0x130, kDotAbove = 0x307;  // the only one that becomes two
+  const auto* run =
+      std::lower_bound(std::begin(unicode::kLower), std::end(unicode::kLower), c,
+                       [](const unicode::Lower& each, char32_t value) { return each.last < value; });
+  if (c == kCapitalIWithDot) {
+    to += 'i';
+    append_utf8(to, kDotAbove);
+  } else if (run != std::end(unicode::kLower) && c >= run->first && (c - run->first) % run->step == 0) {
+    append_utf8(to, static_cast<char32_t>(static_cast<int32_t>(c) + run->difference));
+  } else {
+    append_utf8(to, c);
   }
-  flush();
-  return result;
 }
 
 }  // namespace het

@@ -1,4 +1,4 @@
-"""Writes unicode_tables.h: categories and canonical forms of the Unicode version that this Python knows.
+"""Writes unicode_tables.h: categories, canonical forms and lower case of the Unicode version that this Python knows.
 
 usage: python3 core/data/unicode.py > core/data/unicode_tables.h
 """
@@ -39,6 +39,24 @@ def decomposition(c):
     return [int(word, 16) for word in words]
 
 
+def lower_cases():
+    """Runs (first, last, step, difference) of code points that have one other as their lower case."""
+    runs = []
+    for c in range(0x110000):
+        lower = chr(c).lower()
+        if lower == chr(c) or len(lower) > 1:
+            continue
+        difference = ord(lower) - c
+        if runs:
+            first, last, step, same = runs[-1]
+            gap = c - last
+            if difference == same and gap <= 2 and (step == gap or first == last):
+                runs[-1] = (first, c, gap, same)
+                continue
+        runs.append((c, c, 1, difference))
+    return runs
+
+
 def main():
     categories = lines(f'{{0x{first:X}, 0x{last:X}, {value - 1}}},' for first, last, value in ranges(
         lambda c: 0 if unicodedata.category(chr(c)) == 'Cn' else CATEGORIES.index(unicodedata.category(chr(c))) + 1))
@@ -52,10 +70,12 @@ def main():
             steps.append(f'{{0x{c:X}, 0x{parts[0]:X}, 0x{parts[1] if len(parts) > 1 else 0:X}, '
                          f'{"true" if composes else "false"}}},')
     sys.stdout.write(TEMPLATE % {'version': unicodedata.unidata_version, 'categories': categories, 'classes': classes,
-                                 'steps': lines(steps)})
+                                 'steps': lines(steps), 'lower': lines(
+                                     f'{{0x{first:X}, 0x{last:X}, {step}, {difference}}},' for first, last, step, difference in lower_cases())})
 
 
-TEMPLATE = '''// Unicode %(version)s: general categories, canonical combining classes and canonical decompositions, ascending.
+TEMPLATE = '''// Unicode %(version)s: general categories, canonical combining classes, canonical decompositions and lower case,
+// ascending.
 // Written by unicode.py.
 #pragma once
 
@@ -74,6 +94,12 @@ struct Step {
   bool composes;
 };
 
+// Every `step`-th code point of these has the one `difference` after it as its lower case.
+struct Lower {
+  char32_t first, last, step;
+  int32_t difference;
+};
+
 // clang-format off
 inline constexpr Range kCategories[] = {  // others: unassigned
 %(categories)s};
@@ -81,6 +107,8 @@ inline constexpr Range kCombiningClasses[] = {  // others: 0
 %(classes)s};
 inline constexpr Step kSteps[] = {
 %(steps)s};
+inline constexpr Lower kLower[] = {
+%(lower)s};
 // clang-format on
 
 }  // namespace het::unicode

@@ -39,7 +39,7 @@ class Terminal(unittest.TestCase):
 
     def test_tab_completes_files_in_a_string(self):
         session = self.start()
-        session.run(f'"te{TAB}"', r'\ntext.txt\n')
+        session.run(f'"te{TAB}"', r'\n"text.txt"\n')
         self.assertEqual(session.leave(), 0)
 
     def test_a_line_goes_on_until_it_is_whole_or_dropped(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Token ids of hetrun equal those of the `tokenizers` package, for tokenizers built as those of the families are: GPT-2's, Llama 2's and
-3's, Qwen's, Gemma's, GPT-NeoX's, SmolLM's, Phi's. English, code, Chinese, emoji, random characters and bytes; and what is decoded is the
+3's, Qwen's, Gemma's, GPT-NeoX's, SmolLM's, Phi's, BERT's, and Unigram's. English, code, Chinese, emoji, random characters and bytes; and what is decoded is the
 same.
 
 usage: tokenizer_ids.py HETRUN [--megabytes N] [names]    (exit code 77: tokenizers is not installed)
@@ -82,6 +82,24 @@ def sentencepiece(normalizer, pre_tokenizer, decoder, fallback=True, fuse=True):
     return tokenizer, trainers.BpeTrainer(vocab_size=1500, special_tokens=tokens, limit_alphabet=300, show_progress=False)
 
 
+def word_piece(**how):
+    tokenizer = Tokenizer(models.WordPiece(unk_token='[UNK]'))
+    tokenizer.normalizer = normalizers.BertNormalizer(**how)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=how.get('lowercase', True))
+    return tokenizer, trainers.WordPieceTrainer(vocab_size=1500, special_tokens=['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'],
+                                                limit_alphabet=300, show_progress=False)
+
+
+def unigram(normalizer=None, fallback=False):
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(MARK)
+    tokenizer.decoder = llama2_decoder() if fallback else decoders.Metaspace(MARK)
+    tokens = ['<s>', '</s>', '<unk>'] + ([f'<0x{b:02X}>' for b in range(256)] if fallback else [])
+    return tokenizer, trainers.UnigramTrainer(vocab_size=1500, unk_token='<unk>', special_tokens=tokens, show_progress=False)
+
+
 def llama2_decoder():
     return decoders.Sequence([decoders.Replace(MARK, ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
 
@@ -110,12 +128,24 @@ CASES = {
     'words': lambda: sentencepiece(None, pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()]),
                                    decoders.Fuse()),
+    'BERT': word_piece,
+    'BERT, cased': lambda: word_piece(lowercase=False),
+    'BERT, only lower case': lambda: word_piece(clean_text=False, handle_chinese_chars=False, strip_accents=False),
+    'Unigram': unigram,
+    'Unigram of lower case': lambda: unigram(normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase(),
+                                                                   normalizers.Strip()])),
+    'Unigram with bytes': lambda: unigram(fallback=True),
 }
 
 
 def make(case, training, folder):
     tokenizer, trainer = case()
-    tokenizer.train_from_iterator(training, trainer)
+    # Unigram takes every character that it sees into its vocabulary.
+    tokenizer.train_from_iterator(training[:2] if isinstance(trainer, trainers.UnigramTrainer) else training, trainer)
+    if isinstance(tokenizer.model, models.Unigram):   # the trainer does not ask whether bytes are fallen back to
+        as_json = json.loads(tokenizer.to_str())
+        as_json['model']['byte_fallback'] = tokenizer.token_to_id('<0x00>') is not None
+        tokenizer = Tokenizer.from_str(json.dumps(as_json))
     begin = '<|begin|>'
     tokenizer.add_special_tokens([begin, '<|end|>'])
     tokenizer.add_tokens([AddedToken('<mask>', lstrip=True, rstrip=True), AddedToken('mask', single_word=True, normalized=True)])
@@ -124,7 +154,14 @@ def make(case, training, folder):
     return tokenizer
 
 
+def old(text):
+    """Without the characters that the package, whose categories for BERT are of Unicode 8, takes for others than we do."""
+    return ''.join(c for c in text if unicodedata.ucd_3_2_0.category(c) == unicodedata.category(c))
+
+
 def compare(hetrun, name, case, given, folder):
+    if name.startswith('BERT'):
+        given = {kind: old(text) for kind, text in given.items()}
     (folder / 'model').mkdir()
     tokenizer = make(case, [text[:200000] for text in given.values()], folder / 'model')
     files = []

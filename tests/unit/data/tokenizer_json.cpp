@@ -73,6 +73,10 @@ TEST_CASE("text is composed as Unicode says") {
   CHECK(nfc("a\u0302\u0323") == "\u1EAD");     // marks are ordered by their class
   CHECK(nfc("\u0958") == "\u0915\u093C");      // not composed again
   CHECK(nfc("x\xff\u0301") == "x\xff\u0301");  // a byte that is not UTF-8 stays
+  CHECK(nfd("\u00E9\u1EAD\xff\uAC01z") == "e\u0301a\u0323\u0302\xff\u1100\u1161\u11A8z");
+  std::string lower;
+  for (const char32_t c : U"AzÄ\u0130Σ\u0101\u0100\U00010400\u01C4中") append_lower(lower, c);
+  CHECK(lower == std::string("azäi\u0307σ\u0101\u0101\U00010428\u01C6中") + '\0');
 }
 
 TEST_CASE("a tokenizer.json with characters and byte fallback") {
@@ -100,6 +104,43 @@ TEST_CASE("a tokenizer.json with bytes") {
   CHECK(tokenizer->encode("\xc3").size() == 1);  // bytes need not be UTF-8
 }
 
+TEST_CASE("a tokenizer.json with the pieces of words, as BERT's") {
+  const auto tokenizer = made(R"({
+    "added_tokens": [{"id": 1, "content": "[MASK]"}],
+    "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "lowercase": true},
+    "pre_tokenizer": {"type": "BertPreTokenizer"}, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+    "post_processor": {"type": "BertProcessing", "sep": ["[MASK]", 1], "cls": ["[UNK]", 0]},
+    "model": {"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 5,
+              "vocab": {"[UNK]": 0, "[MASK]": 1, "un": 2, "##a": 3, "##able": 4, "a": 5, ".": 6, "中": 7, "e": 8, "##ab": 9}}})");
+  CHECK(tokenizer->prefix() == Ids{0});
+  CHECK(tokenizer->encode("Una  un.a") == Ids{2, 3, 2, 6, 5});
+  CHECK(tokenizer->encode("aable unb") == Ids{5, 4, 0});  // what cannot be written is unknown as a whole
+  CHECK(tokenizer->encode("aaaaa aaaaaa") == Ids{5, 3, 3, 3, 3, 0});  // and a long word
+  CHECK(tokenizer->encode("É中a\x07\u2028[MASK]") == Ids{8, 7, 5, 1});
+  CHECK(tokenizer->decode(Ids{5, 4, 6, 2, 1}) == "aable. un [MASK]");
+  CHECK(tokenizer->decode(Ids{4, 3}) == "##ablea");  // as the package shows one that nothing is before
+}
+
+TEST_CASE("a tokenizer.json with a Unigram model") {
+  const std::string json =
+      R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"},
+      {"type": "Lowercase"}, {"type": "Strip", "strip_left": true, "strip_right": true}]},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": true},
+    "decoder": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"},
+    "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["_", -3], ["a", -2], ["b", -2], ["ab", -3.5], ["_a", -4],
+              ["_ab", -6.5], ["<0x7A>", -9]]}})";
+  const auto tokenizer = made(json);
+  CHECK(tokenizer->encode(" ab ÁB") == Ids{5, 3, 5, 3});  // -4 - 2, before -6.5 and -3 - 3.5
+  CHECK(tokenizer->encode("bxyb") == Ids{1, 3, 0, 3});    // unknown characters side by side are one
+  CHECK(tokenizer->decode(Ids{5, 3, 1, 4}) == "ab ab");
+  std::string falling = json;
+  falling.replace(falling.find(R"("unk_id": 0)"), 11, R"("byte_fallback": true)");
+  CHECK(made(falling)->encode("z") == Ids{1, 7});
+  CHECK_THAT(error_of([&] { made(falling)->encode("y"); }), Contains("lacks 'y'"));
+  falling.replace(falling.find("-3.5"), 4, "\"x\"");
+  CHECK_THAT(error_of([&] { made(falling); }), Contains("model.vocab[4]: a token and its score are wanted"));
+}
+
 TEST_CASE("parts of a tokenizer.json that are not known are refused by name") {
   const auto error = [](const std::string& from, const std::string& to) {
     std::string json = kCharacters;
@@ -108,7 +149,13 @@ TEST_CASE("parts of a tokenizer.json that are not known are refused by name") {
   };
   CHECK_THAT(error(R"("type": "Prepend")", R"("type": "NFKC")"),
              Contains("the normalizer 'NFKC' is not supported"));
-  CHECK_THAT(error(R"("type": "BPE")", R"("type": "Unigram")"), Contains("the model 'Unigram'"));
+  CHECK_THAT(error(R"("type": "Prepend")", R"("type": "Precompiled")"),
+             Contains("tokenizer = \"sentencepiece\""));
+  CHECK_THAT(error(R"("type": "BPE")", R"("type": "WordLevel")"),
+             Contains("the model 'WordLevel' (BPE, WordPiece"));
+  CHECK_THAT(error(R"("type": "BPE")", R"("type": "Unigram")"), Contains("model.vocab: a list is wanted"));
+  CHECK_THAT(error(R"("type": "BPE", "unk_token": "<unk>")", R"("type": "WordPiece", "unk_token": "[X]")"),
+             Contains("lacks the token '[X]'"));
   CHECK_THAT(error(R"("type": "Fuse")", R"("type": "CTC")"), Contains("the decoder 'CTC'"));
   CHECK_THAT(error(R"("a b")", R"("a c")"), Contains("lacks the token 'c'"));
   CHECK_THAT(error(R"("id": 7)", R"("id": 7000000)"), Contains("far beyond"));
