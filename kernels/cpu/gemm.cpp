@@ -15,8 +15,10 @@ constexpr int kBlockRows = 20 * kRows;   // rows of A at a time: 480 KiB that st
 constexpr int kRowStride = kDepth + 16;  // of packed A: off the power of two, for the cache's sets
 constexpr int kColumnStride = kBlockRows + 32;       // of packed A when its columns are adjacent
 constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
+constexpr int64_t kMostColumns = 2048;               // of C at a time, so that packed B stays in a cache
 constexpr int64_t kScratchColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kFewRows = 4;
+constexpr int64_t kLineBytes = 64;
 constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes a copy
 constexpr int64_t kInPlace = 1024;                // an operand used for no more rows or columns is not packed
 constexpr int64_t kInPlaceStride = 1024;  // of rows walked in place: the hardware looks ahead within a page
@@ -102,11 +104,20 @@ void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t
   // Upwards from the first row and downwards from the last, to the middle: the processor looks ahead by many
   // tiles for lines to write, and at an end it would take those of the thread that has the rows beyond it.
   const int64_t tiles = blocks_of(rows, kRows), upper = tiles / 2;
+  const auto tile_rows = [&](int64_t n) {
+    return share_of(rows, tiles, n < upper ? tiles - 1 - n : n - upper);
+  };
   for (int64_t j = 0; j < columns; j += kPanel) {
     const float* panel = b.data + j / kPanel * b.panel;
     const int width = static_cast<int>(smaller(columns - j, kPanel));
     for (int64_t n = 0; n < tiles; ++n) {
-      const Range share = share_of(rows, tiles, n < upper ? tiles - 1 - n : n - upper);
+      const Range share = tile_rows(n);
+      if (n + 1 < tiles) {  // the lines of the next one are on their way meanwhile
+        const Range next = tile_rows(n + 1);
+        for (int64_t i = next.begin; i < next.end; ++i)
+          for (int64_t at = 0; at < kPanel; at += kLineBytes / sizeof(T))
+            __builtin_prefetch(c + i * c_row + j + at, 1);
+      }
       const int64_t count = share.end - share.begin;
       const auto run = a.order == Order::row ? tile_of<Order::row, Word, T>(count)
                                              : tile_of<Order::column, Word, T>(count);
@@ -155,8 +166,8 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
     columns_ = s.n;
     packed_bytes_ = s.n % kPanel == 0 ? 0 : 4 * kPanel * s.k * parts_;  // the last, narrow panel
   } else {
-    columns_ =
-        smaller(rounded(s.n, kPanel), rounded(kPackedBytes / (4 * (words_ > 0 ? words_ : 1)) + 1, kPanel));
+    columns_ = smaller(smaller(rounded(s.n, kPanel), kMostColumns),
+                       rounded(kPackedBytes / (4 * (words_ > 0 ? words_ : 1)) + 1, kPanel));
     if (narrow) columns_ = smaller(columns_, kScratchColumns);
     // Packing all of a small B in every thread is cheaper than waiting for each other's parts and fetching
     // them.
