@@ -188,7 +188,9 @@ std::map<std::string, ModelSizes> read_model_sizes(const std::string& path,
             const auto value = [&](const char* key) {
               return read.number(read.member(layer, key, where), fmt::format("{}: {}", where, key));
             };
-            sizes.push_back({value("params_floats"), value("act_mem_bytes"), value("act_output_bytes")});
+            const Json* input = find_member(layer, "act_input_bytes");
+            sizes.push_back({value("params_floats"), value("act_mem_bytes"), value("act_output_bytes"),
+                             input == nullptr ? 0 : value("act_input_bytes")});
           });
     });
   return models;

@@ -17,6 +17,7 @@ struct LayerSize {
   double parameters = 0;        // elements
   double activation_bytes = 0;  // kept from forward to backward
   double output_bytes = 0;
+  double input_bytes = 0;  // 0 where the file does not say
 };
 using ModelSizes = std::map<int, std::vector<LayerSize>>;  // by tensor-parallel degree
 

@@ -15,20 +15,12 @@
 #include "core/io/json.h"
 #include "planner/measured/files.h"
 #include "planner/measured/links.h"
+#include "planner/measured/memory.h"
 #include "planner/simulate/simulate.h"
 
 namespace het::planner {
 namespace {
 
-// Bytes of one parameter in the runs, all in f32: weight 4, gradient 4, Adam's two moments 8, the copy that
-// DeepSpeed makes of the model 4 and its flat buffer for the exchange of gradients 4. And of a GPU beside
-// torch's own: CUDA's context, NCCL, the fused kernels of Megatron. Both from the simulator that is published
-// with the plans (sailor/Planner/simulations), which has the second for GH200 nodes and for others.
-constexpr double kParameterBytes = 24;
-double framework_bytes(const std::string& type, int tensor) {
-  if (type == "GH-96") return 5.06e9;
-  return tensor == 1 ? 2e9 : 3e9;
-}
 constexpr int kMostMicrobatches = 100000;
 constexpr int kMostGroups = 20000;
 
@@ -480,26 +472,34 @@ void Prediction::simulate() {
                    });
 }
 
-// Memory of one GPU: what stays for each parameter, activations of the micro-batches in flight, and, while a
-// layer runs backward, the gradient of its output beside all that is still held.
+// Memory of one GPU of each kind, and what the fullest one needs whatever is assumed: weights and one
+// micro-batch.
 void Prediction::remember() {
-  double least = 0;  // what the fullest GPU holds at least: weights and one micro-batch
+  double least = 0;
   for (MeasuredGroup& group : plan_.groups) {
     const Kind& kind =
         *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& k) { return k.name == group.group; });
     const std::vector<LayerSize>& size = sizes(kind.group.tensor);
-    double parameters = 0, activation = 0, gradient = 0, framework = 0;
+    const auto stages = static_cast<int>(file_.pipelines[static_cast<size_t>(group.pipeline)].size());
+    GpuStage stage;
+    stage.layers = &size;
+    stage.first = group.first;
+    stage.count = group.layers;
+    stage.tensor = kind.group.tensor;
+    stage.microbatch = file_.microbatch;
+    stage.microbatches = plan_.microbatches;
+    stage.in_flight = group.in_flight;
+    stage.replicas = static_cast<int>(layout_.pipelines.size());
+    stage.neighbours = (group.stage > 0 ? 1 : 0) + (group.stage + 1 < stages ? 1 : 0);
+    for (const PlanMachine& machine : kind.group.machines) stage.types.push_back(machine.type);
+    group.memory = gpu_memory(stage);
+    plan_.memory_bytes = std::max(plan_.memory_bytes, group.memory.total());
+    double weights = 0, activation = 0;
     for (int l = group.first; l < group.first + group.layers; ++l) {
-      parameters += size[static_cast<size_t>(l)].parameters;
+      weights += size[static_cast<size_t>(l)].parameters * model_.weight_bytes;
       activation += size[static_cast<size_t>(l)].activation_bytes;
-      gradient = std::max(gradient, size[static_cast<size_t>(l)].output_bytes);
     }
-    for (const PlanMachine& machine : kind.group.machines)
-      framework = std::max(framework, framework_bytes(machine.type, kind.group.tensor));
-    least = std::max(least, parameters * model_.weight_bytes + activation * file_.microbatch);
-    group.memory_bytes = parameters * kParameterBytes +
-                         (activation * group.in_flight + gradient) * file_.microbatch + framework;
-    plan_.memory_bytes = std::max(plan_.memory_bytes, group.memory_bytes);
+    least = std::max(least, weights + activation * file_.microbatch);
   }
   if (plan_.measured_memory_bytes && *plan_.measured_memory_bytes < least)
     plan_.suspicious.push_back(fmt::format(

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/io/json.h"
+#include "planner/measured/memory.h"
 #include "planner/measured/ranking.h"
 #include "planner/simulate/sensitivity.h"
 
@@ -31,7 +32,7 @@ struct MeasuredGroup {
   int first = 0, layers = 0;
   int in_flight = 0;              // most micro-batches held at once
   double microbatch_seconds = 0;  // forward and backward of one
-  double memory_bytes = 0;        // of one GPU
+  GpuMemory memory;               // of one GPU
 };
 
 struct MeasuredPlan {

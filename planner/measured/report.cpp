@@ -39,6 +39,18 @@ Json json_of(const LinkSpread& spread) {
   return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
 }
 
+Json json_of(const GpuMemory& memory) {
+  return Json::object_t{{"state", memory.state},
+                        {"flat_gradients", memory.flat_gradients},
+                        {"activations", memory.activations},
+                        {"loss", memory.loss},
+                        {"backward", memory.backward},
+                        {"weight_gradient", memory.weight_gradient},
+                        {"segments", memory.segments},
+                        {"communication", memory.communication},
+                        {"framework", memory.framework}};
+}
+
 Json json_of(const Ranking& ranking) {
   Json::array_t cases;
   for (const RankingCase& each : ranking.cases)
@@ -88,7 +100,8 @@ Json to_json(const MeasuredReport& report) {
                                         {"layers", group.layers},
                                         {"in_flight", group.in_flight},
                                         {"microbatch_seconds", group.microbatch_seconds},
-                                        {"predicted_memory_bytes", group.memory_bytes}});
+                                        {"predicted_memory_bytes", group.memory.total()},
+                                        {"memory_parts", json_of(group.memory)}});
       for (auto& [key, value] :
            Json::object_t{{"model", plan.model},
                           {"gpus", plan.gpus},

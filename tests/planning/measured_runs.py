@@ -5,6 +5,8 @@ import unittest
 
 from case import Case, HERE, MEASURED
 
+MIB = 2**20
+
 
 class Measured(Case):
     """Plans that were run, beside their prediction. The made-up folder has figures that can be followed by hand:
@@ -40,8 +42,13 @@ class Measured(Case):
         self.assertAlmostEqual(plan['predicted_seconds'], 4 * 4 * 0.03 + 4 * 0.001)
         self.assertAlmostEqual(plan['bound_seconds'], 4 * 4 * 0.03)
         self.assertAlmostEqual(plan['error'], plan['predicted_seconds'] / 0.5 - 1)
-        # 24 bytes a parameter, activations, the gradient of one output, 2 GB of the framework
-        self.assertAlmostEqual(plan['predicted_memory_bytes'], 24 * 4e6 + 4 * 10e6 + 2e6 + 2e9)
+        # Gradients of 16 MB in one flat tensor, in whole segments of 2 MiB; going back, a layer's output and input and both
+        # sides of an MLP's activation, 4 outputs each; a weight's gradient of 4 MB has a segment of 20 MiB.
+        parts = {'state': 16 * 4e6, 'flat_gradients': 8 * 2 * MIB, 'activations': 4 * 10e6, 'loss': 0,
+                 'backward': (2 + 8) * 2e6, 'weight_gradient': 20 * MIB, 'segments': 22 * MIB, 'communication': 0,
+                 'framework': 2e9}
+        self.assertEqual(plan['stages'][0]['memory_parts'], parts)
+        self.assertAlmostEqual(plan['predicted_memory_bytes'], sum(parts.values()))
         self.assertAlmostEqual(plan['memory_error'], plan['predicted_memory_bytes'] / 2.2e9 - 1)
         self.assertFalse(plan['contradicts'] or plan['interpolated'] or plan['notes'] or plan['problems'])
 
@@ -77,8 +84,10 @@ class Measured(Case):
         self.assertEqual({(s['stage'], s['group']) for s in plan['stages']},
                          {(1, 'fast x 2'), (1, 'slow x 1'), (2, 'fast x 1'), (2, 'fast x 2')})
         memory = {(s['stage'], s['group']): s['predicted_memory_bytes'] for s in plan['stages']}
-        self.assertAlmostEqual(memory[1, 'fast x 2'], 24 * 1e6 + 2 * 2 * 5e6 + 2e6 + 3e9)
-        self.assertAlmostEqual(memory[1, 'slow x 1'], 24 * 2e6 + 2 * 2 * 10e6 + 2e6 + 2e9)
+        # Exchange with the other replica and messages to the next stage; gradients and one weight's have 20 MiB each.
+        buffers = 2 * (4 + 2) * (4 * MIB + 512 * 1024 + 4915200) + (2 * 20 + 22) * MIB
+        self.assertAlmostEqual(memory[1, 'fast x 2'], 16 * 1e6 + 2 * 2 * 5e6 + (2 + 4) * 2e6 + buffers + 3e9)
+        self.assertAlmostEqual(memory[1, 'slow x 1'], 16 * 2e6 + 2 * 2 * 10e6 + (2 + 8) * 2e6 + buffers + 2e9)
         self.assertEqual(plan['gpus'], 6)
 
     def test_a_group_over_two_machines_is_as_slow_as_the_slower_and_its_all_reduces(self):
@@ -143,7 +152,7 @@ class Measured(Case):
 
     def test_the_table(self):
         out, _ = self.hetrun(*self.words())
-        self.assertRegex(out, r'(?m)^alone +1 +4 x 1 +0.484 s +0.484 to 0.484 s +0.500 s +-3.2 % +2.1 GB +2.2 GB +-2.8 %$')
+        self.assertRegex(out, r'(?m)^alone +1 +4 x 1 +0.484 s +0.484 to 0.484 s +0.500 s +-3.2 % +2.2 GB +2.2 GB +-0.7 %$')
         self.assertRegex(out, r'(?m)^too_quick .*\*$')
         for words in ('The profile contradicts these runs', '* too_quick: the profile has 120 ms',
                       'seconds: 4 of 4 within 10 %', 'memory of the fullest GPU: 2 of 2 within 15 %'):

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "planner/measured/links.h"
+#include "planner/measured/memory.h"
 
 using namespace het;
 using namespace het::planner;
@@ -53,6 +54,76 @@ TEST_CASE(
     CHECK(std::abs(plan.error()) <= kSecondsAsked);
   }
   CHECK(judged == 11);
+}
+
+namespace {
+
+// Three blocks of attention that writes its scores (8 outputs large) between an embedding and a last layer.
+std::vector<LayerSize> with_last(LayerSize last) {
+  const double unit = 1e6;
+  const LayerSize block{12e6, 24 * unit, unit, unit};
+  return {{50e6, unit, unit, 1e3}, block, block, block, last};
+}
+GpuMemory memory_of(const std::vector<LayerSize>& layers, int microbatches) {
+  GpuStage stage;
+  stage.layers = &layers;
+  stage.count = static_cast<int>(layers.size());
+  stage.microbatch = 4;
+  stage.microbatches = microbatches;
+  stage.types = {"A100-40"};
+  return gpu_memory(stage);
+}
+
+}  // namespace
+
+TEST_CASE("the allocator reserves whole segments", "[memory]") {
+  constexpr double kMiB = 1024 * 1024;
+  CHECK(segment_bytes(0) == 0);
+  CHECK(segment_bytes(1) == 2 * kMiB);
+  CHECK(segment_bytes(kMiB) == 2 * kMiB);
+  CHECK(segment_bytes(kMiB + 1) == 20 * kMiB);
+  CHECK(segment_bytes(10 * kMiB) == 10 * kMiB);
+  CHECK(segment_bytes(10 * kMiB + 1) == 12 * kMiB);
+}
+
+TEST_CASE("logits are those of the last layer, of its input, or of the embedding", "[memory]") {
+  CHECK(logits_bytes(with_last({50e6, 80e6, 40e6, 41e6}), 1) == 40e6);      // a classifier returns them
+  CHECK(logits_bytes(with_last({4e3, 43e6, 1e6, 41e6}), 1) == 40e6);        // a loss has them as its input
+  CHECK(logits_bytes(with_last({4e3, 2e6, 1e6, 2e6}), 1) == Approx(50e6));  // 50e6 x 12 / 12e6 outputs
+  CHECK(logits_bytes(with_last({50e6, 2e6, 1e6, 2e6}), 1) == 0);            // nothing shows them
+  CHECK(logits_bytes({{50e6, 1e6, 1e6, 0}}, 1) == 0);
+}
+
+TEST_CASE("one stage without a pipeline has the loss's workspace", "[memory]") {
+  const auto segments = [](double bytes) { return segment_bytes(bytes * 4); };
+  // The classifier's sizes have logits and softmax: those of the micro-batch before are beside them.
+  const auto classifier = with_last({50e6, 81e6, 40e6, 41e6});
+  CHECK(memory_of(classifier, 1).loss == 0);
+  CHECK(memory_of(classifier, 2).loss == segments(40e6));
+  // A last layer that keeps the softmax alone lacks the logits too.
+  CHECK(memory_of(with_last({4e3, 41e6, 1e6, 41e6}), 2).loss == segments(80e6));
+  GpuStage inner;
+  inner.layers = &classifier;
+  inner.first = 1;
+  inner.count = 3;
+  CHECK(gpu_memory(inner).loss == 0);
+}
+
+TEST_CASE("going back, attention that writes its scores has two gradients of their size", "[memory]") {
+  const auto layers = with_last({50e6, 81e6, 40e6, 41e6});
+  // Kept: 24 outputs, 4 + 12 of them beside the scores. Output, input, scores, probabilities, and 4 outputs.
+  CHECK(memory_of(layers, 1).backward == Approx(4 * (2 + 2 * 8 + 4) * 1e6));
+  auto flash = layers;
+  for (LayerSize& layer : flash) layer.activation_bytes = std::min(layer.activation_bytes, 16e6);
+  CHECK(memory_of(flash, 1).backward == Approx(4 * (2 + 8) * 1e6));
+}
+
+TEST_CASE("gradients are exchanged in buckets of at most 500 million elements", "[memory]") {
+  auto layers = with_last({50e6, 81e6, 40e6, 41e6});
+  CHECK(memory_of(layers, 1).flat_gradients == segment_bytes(136e6 * 4));
+  layers[0].parameters = 900e6;
+  CHECK(memory_of(layers, 1).flat_gradients == segment_bytes(500e6 * 4));
+  CHECK(memory_of(layers, 1).state == Approx(986e6 * 16));
 }
 
 TEST_CASE("a ranking that other links would change is said, with the pairs and the fastest plan") {
