@@ -291,6 +291,8 @@ Json json_of(const planner::PlanReport& report) {
                                      {"layers_measured", source.layers_measured},
                                      {"layers_interpolated", source.layers_interpolated},
                                      {"layers_extrapolated", source.layers_extrapolated},
+                                     {"layers_calibrated", source.layers_calibrated},
+                                     {"calibrated_by", source.calibrated_by},
                                      {"layers_estimated", source.layers_estimated},
                                      {"link_measured", source.link_measured},
                                      {"link", source.link}});
@@ -317,6 +319,7 @@ Json json_of(const planner::PlanReport& report) {
                                {"layers_measured", report.layers_measured},
                                {"layers_interpolated", report.layers_interpolated},
                                {"layers_extrapolated", report.layers_extrapolated},
+                               {"layers_calibrated", report.layers_calibrated},
                                {"layers_estimated", report.layers_estimated},
                                {"links_measured", report.links_measured},
                                {"links_stated", report.links_stated},

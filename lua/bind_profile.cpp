@@ -39,8 +39,8 @@ int model_summary(lua_State* L) {
   return 1;
 }
 
-// graph of a micro-batch, graph of one sample, device, {name, tokens, type, tensor, microbatch, runs, inputs
-// = {name = tensor}}: {points, seconds, runs}, points as a profile has them; none after Ctrl-C.
+// graph of a micro-batch, graph of one sample, device, {name, tokens, type, tensor, microbatch, runs, kinds,
+// inputs = {name = tensor}}: {points, seconds, runs}, points as a profile has them; none after Ctrl-C.
 int measure_graph(lua_State* L) {
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   const planner::Model model = model_at(L, check_object<GraphHandle>(L, 2)->graph, 4);
@@ -56,6 +56,7 @@ int measure_graph(lua_State* L) {
     if (*runs < 1 || *runs > kMost) fail_usage("measure: runs = {}; 1 to {} are possible", *runs, kMost);
     options.least_runs = options.most_runs = *runs;
   }
+  if (auto kinds = field<std::vector<std::string>>(L, 4, "kinds")) options.kinds = std::move(*kinds);
   options.stop = &interrupt_pending;
   std::map<std::string, Tensor> inputs;
   lua_getfield(L, 4, "inputs");

@@ -254,9 +254,14 @@ PlanReport explain(const Request& request, const Planned& planned) {
                         of.measured,
                         of.interpolated,
                         of.extrapolated,
+                        of.calibrated,
                         of.estimated,
                         !own_link && measured_inside(request.profile, place.type).has_value(),
+                        "",
                         ""};
+    if (of.calibrated > 0)
+      source.calibrated_by = fmt::format(
+          "{}", fmt::join(calibrating_kinds(request.profile, request.model, place.type), " and "));
     if (source.link_measured)
       source.link = "measured";
     else if (place.devices > 1)
@@ -268,6 +273,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
     report.layers_measured += of.measured;
     report.layers_interpolated += of.interpolated;
     report.layers_extrapolated += of.extrapolated;
+    report.layers_calibrated += of.calibrated;
     report.layers_estimated += of.estimated;
   }
   add_links(request, hosts, report);
@@ -409,11 +415,14 @@ std::string to_text(const PlanReport& report) {
                         100 * report.goodput / report.tokens_per_second);
   for (const SourceReport& source : report.sources)
     text += fmt::format(
-        "layer times on {}: {} measured, {} interpolated, {}{} estimated from the data sheet{}\n",
+        "layer times on {}: {} measured, {} interpolated, {}{}{} estimated from the data sheet{}\n",
         source.type, source.layers_measured, source.layers_interpolated,
         source.layers_extrapolated > 0
             ? fmt::format("{} extrapolated beyond the sizes measured, ", source.layers_extrapolated)
             : "",
+        source.layers_calibrated > 0 ? fmt::format("{} from the data sheet calibrated by {}, ",
+                                                   source.layers_calibrated, source.calibrated_by)
+                                     : "",
         source.layers_estimated, source.link.empty() ? "" : "; link " + source.link);
   if (report.links_measured + report.links_stated + report.links_assumed > 0)
     text += fmt::format("links between hosts: {} measured, {} as the cluster states them{}\n",

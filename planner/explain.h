@@ -27,9 +27,12 @@ struct DeviceReport {
 // where there are two in a host.
 struct SourceReport {
   std::string type;
-  int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_estimated = 0;
+  int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_calibrated = 0,
+      layers_estimated = 0;
   bool link_measured = false;
   std::string link;  // "measured", "from the data sheet", "as the cluster states it"; empty: there is none
+  std::string
+      calibrated_by;  // kinds of layers that scale the data sheet's times of others: "blocks and head"
 };
 
 // Between hosts of two zones, or of one.
@@ -62,7 +65,8 @@ struct PlanReport {
   // Of the hosts that are used; and tokens a second with what preemptions cost (useful_share).
   double preemptions_per_hour = 0, goodput = 0;
   // Over the types that are used.
-  int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_estimated = 0;
+  int layers_measured = 0, layers_interpolated = 0, layers_extrapolated = 0, layers_calibrated = 0,
+      layers_estimated = 0;
   std::vector<SourceReport> sources;  // one for each of these
   // Between zones, or hosts of one, that the plan uses.
   int links_measured = 0, links_stated = 0, links_assumed = 0;

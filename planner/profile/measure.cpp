@@ -363,9 +363,17 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
   const std::vector<Share> whole_shares = shares_of(whole);
   const std::vector<LayerMemory> memory = memory_by_layer(whole);
 
+  std::vector<bool> asked(model.kinds.size(), options.kinds.empty());
+  for (const std::string& name : options.kinds) {
+    const auto kind = std::find_if(model.kinds.begin(), model.kinds.end(),
+                                   [&](const LayerKind& each) { return each.name == name; });
+    if (kind == model.kinds.end()) fail_usage("the model has no layer kind \"{}\"", name);
+    asked[static_cast<size_t>(kind - model.kinds.begin())] = true;
+  }
   std::vector<int> first(model.kinds.size(), -1);  // the layer that is measured for each kind
   std::vector<bool> keep(own.layers.size());
   for (size_t layer = 0; layer < model.layers.size(); ++layer) {
+    if (!asked[static_cast<size_t>(model.layers[layer])]) continue;
     int& found = first[static_cast<size_t>(model.layers[layer])];
     if (found < 0) {
       found = static_cast<int>(layer);
@@ -386,6 +394,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
     if (shares[i].part != Part::apart) measured.seconds += seconds[i];
   }
   for (size_t kind = 0; kind < model.kinds.size(); ++kind) {
+    if (!asked[kind]) continue;
     const LayerSeconds& of = layers[first[kind]];
     ProfilePoint point{model.kinds[kind].name,
                        options.type,

@@ -41,19 +41,22 @@ std::vector<LayerMemory> memory_by_layer(const Program& program);
 struct MeasureOptions {
   std::string type = "cpu";  // what clusters call the device
   int tensor = 1, microbatch = 1;
+  std::vector<std::string> kinds{};  // of the model's; empty: all
   int least_runs = 5, most_runs = 50;
   double seconds = 0.5;        // runs go on for so long
   std::function<bool()> stop;  // asked before each run
 };
 
 struct Measured {
-  std::vector<ProfilePoint> points;  // one for each kind of the model, in their order; none when stopped
-  double seconds = 0;                // of the measured layers' instructions together, each a median
+  std::vector<ProfilePoint>
+      points;          // one for each kind that is asked for, in the model's order; none when stopped
+  double seconds = 0;  // of the measured layers' instructions together, each a median
   int runs = 0;
 };
 
 // `graph` trains on micro-batches of options.microbatch samples; `model` counts the same graph. `inputs` are
-// those of the graph by name; others get noise. Throws Error(environment) when a layer does not fit.
+// those of the graph by name; others get noise. Throws Error(usage) for a kind that the model lacks,
+// Error(environment) when a layer does not fit.
 Measured measure_layers(const Graph& graph, const Model& model, const std::shared_ptr<Device>& device,
                         const std::map<std::string, Tensor>& inputs, const MeasureOptions& options);
 

@@ -96,6 +96,7 @@ std::string_view name_of(Source source) {
     case Source::measured: return "measured";
     case Source::interpolated: return "interpolated";
     case Source::extrapolated: return "extrapolated";
+    case Source::calibrated: return "calibrated";
     case Source::estimated: return "estimated";
   }
   return "unknown";
@@ -155,9 +156,17 @@ LayerSeconds roofline(const Cluster& cluster, int node, const Model& model, cons
   return seconds;
 }
 
-LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int node, const Model& model,
-                           const LayerKind& kind, int tensor, int microbatch) {
-  const LayerSeconds estimate = roofline(cluster, node, model, kind, tensor, microbatch);
+namespace {
+
+// What was measured of a kind on a node's type, at the nearest degree and from there to `tensor`. `alone`: it
+// has no collectives of the group. Nothing where no point is of the kind and type.
+struct FromPoints {
+  LayerSeconds seconds;
+  bool alone = false;
+};
+std::optional<FromPoints> from_profile(const Profile& profile, const Cluster& cluster, int node,
+                                       const Model& model, const LayerKind& kind, int tensor,
+                                       int microbatch) {
   const std::string& type = cluster.nodes[static_cast<size_t>(node)].type;
   std::vector<const ProfilePoint*> points;
   int nearest = 0;  // the measured degree nearest to `tensor`, by ratio; the smaller of two
@@ -172,7 +181,7 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
   }
   for (const ProfilePoint& point : profile.points)
     if (point.kind == kind.name && point.type == type && point.tensor == nearest) points.push_back(&point);
-  if (points.empty()) return estimate;
+  if (points.empty()) return std::nullopt;
   const bool alone = nearest == 1 || !points.front()->collectives;  // measured without a group
   const auto at_degree = alone ? compute_seconds : roofline;
   const auto roof = [&](int samples) {
@@ -190,8 +199,69 @@ LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int n
     if (seconds.update >= 0) seconds.update *= static_cast<double>(nearest) / tensor;
     if (seconds.source == Source::measured) seconds.source = Source::interpolated;
   }
-  if (seconds.update < 0) seconds.update = estimate.update;
+  return FromPoints{seconds, alone};
+}
+
+// The roofline of a layer of which nothing was measured on the node's type, scaled by what the kinds that
+// were took over what the roofline has for them: forward, backward and update apart, each over all these
+// kinds together. Collectives are those of the link, unless the measured ones are in what was measured.
+std::optional<LayerSeconds> calibrated(const Profile& profile, const Cluster& cluster, int node,
+                                       const Model& model, const LayerKind& kind, int tensor,
+                                       int microbatch) {
+  const auto names = calibrating_kinds(profile, model, cluster.nodes[static_cast<size_t>(node)].type);
+  double forward = 0, backward = 0, update = 0, roof_forward = 0, roof_backward = 0, roof_update = 0;
+  bool alone = true;
+  for (const LayerKind& other : model.kinds) {
+    if (std::find(names.begin(), names.end(), other.name) == names.end()) continue;
+    const auto found = from_profile(profile, cluster, node, model, other, tensor, microbatch);
+    const LayerSeconds roof =
+        (found->alone ? compute_seconds : roofline)(cluster, node, model, other, tensor, microbatch);
+    alone = alone && found->alone;
+    forward += found->seconds.forward;
+    backward += found->seconds.input + found->seconds.weight;
+    roof_forward += roof.forward;
+    roof_backward += roof.input + roof.weight;
+    if (found->seconds.update >= 0) {
+      update += found->seconds.update;
+      roof_update += roof.update;
+    }
+  }
+  if (names.empty()) return std::nullopt;
+  LayerSeconds seconds = (alone ? compute_seconds : roofline)(cluster, node, model, kind, tensor, microbatch);
+  const auto factor = [](double measured, double roof) { return roof > 0 ? measured / roof : 1; };
+  seconds.forward *= factor(forward, roof_forward);
+  seconds.recompute *= factor(forward, roof_forward);
+  seconds.input *= factor(backward, roof_backward);
+  seconds.weight *= factor(backward, roof_backward);
+  seconds.update *= factor(update, roof_update);
   if (alone) add_reductions(seconds, cluster, node, kind, tensor, microbatch);
+  seconds.source = Source::calibrated;
+  return seconds;
+}
+
+}  // namespace
+
+std::vector<std::string> calibrating_kinds(const Profile& profile, const Model& model,
+                                           std::string_view type) {
+  std::vector<std::string> names;
+  for (const LayerKind& kind : model.kinds)
+    if (kind.forward_flops > 0 &&
+        std::any_of(profile.points.begin(), profile.points.end(),
+                    [&](const ProfilePoint& point) { return point.kind == kind.name && point.type == type; }))
+      names.push_back(kind.name);
+  return names;
+}
+
+LayerSeconds layer_seconds(const Profile& profile, const Cluster& cluster, int node, const Model& model,
+                           const LayerKind& kind, int tensor, int microbatch) {
+  const auto found = from_profile(profile, cluster, node, model, kind, tensor, microbatch);
+  if (!found) {
+    const auto scaled = calibrated(profile, cluster, node, model, kind, tensor, microbatch);
+    return scaled ? *scaled : roofline(cluster, node, model, kind, tensor, microbatch);
+  }
+  LayerSeconds seconds = found->seconds;
+  if (seconds.update < 0) seconds.update = roofline(cluster, node, model, kind, tensor, microbatch).update;
+  if (found->alone) add_reductions(seconds, cluster, node, kind, tensor, microbatch);
   return seconds;
 }
 
@@ -336,10 +406,17 @@ std::vector<std::string> validate(const Profile& profile, const Model& model) {
   if (!same && !profile.digest.empty()) return problems;
   std::vector<std::string> kinds;
   for (const LayerKind& kind : model.kinds) kinds.push_back(kind.name);
-  for (size_t i = 0; i < profile.points.size(); ++i)
-    if (std::find(kinds.begin(), kinds.end(), profile.points[i].kind) == kinds.end())
-      problems.push_back(fmt::format("{}: the model has no such layer kind; it has {}",
-                                     describe(profile.points[i], i), fmt::join(kinds, ", ")));
+  for (size_t i = 0; i < profile.points.size(); ++i) {
+    const ProfilePoint& point = profile.points[i];
+    const auto kind = std::find(kinds.begin(), kinds.end(), point.kind);
+    if (kind == kinds.end())
+      problems.push_back(fmt::format("{}: the model has no such layer kind; it has {}", describe(point, i),
+                                     fmt::join(kinds, ", ")));
+    else if (point.forward == 0 && model.kinds[static_cast<size_t>(kind - kinds.begin())].forward_flops > 0)
+      problems.push_back(fmt::format(
+          "{}: forward takes 0 seconds, though the layer does work; leave out what was not measured",
+          describe(point, i)));
+  }
   return problems;
 }
 

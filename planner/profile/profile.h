@@ -1,8 +1,9 @@
 // Measured seconds and bytes of layer kinds and seconds of messages, and what to say where nothing was
 // measured: between two measured micro-batch sizes a line, beyond them the line of the nearest two or, of
 // one, what the roofline has more or less; at another tensor-parallel degree the measured time scaled by the
-// roofline's ratio; else the roofline itself. Each answer carries which of these it is. Plain data, read and
-// written as JSON.
+// roofline's ratio; of a type of which other kinds were measured the roofline scaled by what those took over
+// what it has for them; else the roofline itself. Each answer carries which of these it is. Plain data, read
+// and written as JSON.
 #pragma once
 
 #include <optional>
@@ -72,9 +73,12 @@ std::optional<Link> measured_between(const Profile& profile, const Cluster& clus
 void apply_links(const Profile& profile, Cluster& cluster);
 
 // interpolated: between measured sizes, or at another degree than was measured; extrapolated: smaller or
-// larger than any size that was measured.
-enum class Source { measured, interpolated, extrapolated, estimated };
+// larger than any size that was measured. calibrated: of this kind nothing was measured on the type, of
+// others something was.
+enum class Source { measured, interpolated, extrapolated, calibrated, estimated };
 std::string_view name_of(Source source);
+// Kinds of `model` that were measured on a type and say something of others: they do work.
+std::vector<std::string> calibrating_kinds(const Profile& profile, const Model& model, std::string_view type);
 
 struct LayerSeconds {
   double forward = 0, input = 0, weight = 0, update = 0;

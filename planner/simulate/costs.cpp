@@ -92,6 +92,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
       (seconds.source == Source::measured       ? costs.measured
        : seconds.source == Source::interpolated ? costs.interpolated
        : seconds.source == Source::extrapolated ? costs.extrapolated
+       : seconds.source == Source::calibrated   ? costs.calibrated
                                                 : costs.estimated)++;
     }
     table.nodes.push_back(std::move(costs));

@@ -20,8 +20,9 @@ struct NodeCosts {
   double memory_bytes = 0;        // usable, of one device
   double memory_bytes_per_second = 0;
   Link inside;
-  int groups = 0;                                                       // tensor-parallel groups in one host
-  int measured = 0, interpolated = 0, extrapolated = 0, estimated = 0;  // layers by their figures' Source
+  int groups = 0;  // tensor-parallel groups in one host
+  // Layers by their figures' Source.
+  int measured = 0, interpolated = 0, extrapolated = 0, calibrated = 0, estimated = 0;
 };
 
 struct CostTable {

@@ -80,7 +80,8 @@ class Profiles(Case):
         self.assertAlmostEqual(report['step_seconds'], 2 * passes + update, delta=1e-6 * passes)
         self.assertEqual(report['sources'], [{'type': 'cpu', 'layers_measured': 8, 'layers_interpolated': 0,
                                               'layers_extrapolated': 0,
-                                              'layers_estimated': 0, 'link_measured': True, 'link': 'measured'}])
+                                              'layers_calibrated': 0, 'calibrated_by': '', 'layers_estimated': 0,
+                                              'link_measured': True, 'link': 'measured'}])
 
     def test_plans_say_what_they_were_made_of(self):
         self.profile('--microbatches=4', '--tensor=1')
@@ -89,6 +90,35 @@ class Profiles(Case):
         self.assertNotIn('holds nothing', said)
         _, said = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--profile=small.profile.json')
         self.assertIn('the profile holds nothing of A100-80', said)
+
+    def test_one_measured_kind_calibrates_the_data_sheet_of_the_others(self):
+        self.recipe('het.plan { microbatch = 4, het.pipeline { microbatches = 2, het.stage { "a:0" } } }')
+        words = ('simulate', 'small.lua', '--cluster=cluster.lua', '--profile=small.profile.json')
+        reply = self.profile('--microbatches=4', '--tensor=1', '--type=A100-80', '--kinds=blocks')
+        self.assertEqual([point['kind'] for point in reply['points']], ['blocks'])
+        [source] = self.json_of(*words)['report']['sources']
+        self.assertEqual((source['layers_measured'], source['layers_calibrated'], source['layers_estimated']), (6, 2, 0))
+        self.assertEqual(source['calibrated_by'], 'blocks')
+        out, said = self.hetrun(*words)
+        self.assertIn('layer times on A100-80: 6 measured, 0 interpolated, 2 from the data sheet calibrated by blocks, 0 '
+                      'estimated from the data sheet', out)
+        self.assertNotIn('holds nothing', said)
+        before = self.saved()['points']
+        reply = self.profile('--microbatches=4', '--tensor=1', '--type=A100-80')
+        self.assertEqual((reply['measured'], {point['kind'] for point in reply['points']}),
+                         (1, {'embedding', 'blocks', 'head'}))
+        self.assertIn(before[0], self.saved()['points'])
+        self.assertEqual(self.json_of(*words)['report']['layers_measured'], 8)
+
+    def test_what_calibrates_nothing_is_refused(self):
+        said = self.refused('profile', 'small.lua', '--kinds=blocks,cellar')
+        self.assertIn("the model has no layer kind 'cellar'; it has embedding, blocks, head", said)
+        self.profile('--microbatches=4', '--tensor=1', '--kinds=blocks')
+        saved = self.saved()
+        saved['points'][0]['forward'] = 0
+        (self.folder / 'small.profile.json').write_text(json.dumps(saved))
+        said = self.refused('plan', 'small.lua', '--profile=small.profile.json')
+        self.assertIn('(blocks on cpu): forward takes 0 seconds, though the layer does work', said)
 
     def test_measured_links_are_what_plans_are_made_of(self):
         self.profile('--microbatches=4', '--tensor=1')

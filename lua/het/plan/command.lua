@@ -404,7 +404,8 @@ end
 -- Types of devices that a profile lacks, and how to measure them.
 local function tell_unmeasured(report)
   for _, source in ipairs(report.sources) do
-    if source.layers_measured + source.layers_interpolated + source.layers_extrapolated == 0 then
+    if source.layers_measured + source.layers_interpolated + source.layers_extrapolated + source.layers_calibrated == 0
+    then
       local ranks = source.type:match "^cpu/(%d+)$"
       native.write("stderr", ("the profile holds nothing of %s: `hetrun %sprofile`%s adds it\n"):format(source.type,
         ranks and ("--workers %s "):format(ranks) or "",

@@ -490,8 +490,16 @@ end
 -- Where the seconds come from.
 local function times_of(report)
   if not report.layers_measured then return "Simulated from the programs of all ranks, instruction by instruction." end
-  return ("Layer times: %d measured, %d interpolated, %d extrapolated, %d estimated from data sheets."):format(
-    report.layers_measured, report.layers_interpolated, report.layers_extrapolated, report.layers_estimated)
+  local calibrated = {}
+  for _, source in ipairs(report.sources) do
+    if source.layers_calibrated > 0 then
+      calibrated[#calibrated + 1] = (", %d of %s from its data sheet calibrated by %s"):format(source.layers_calibrated,
+        source.type, source.calibrated_by)
+    end
+  end
+  return ("Layer times: %d measured, %d interpolated, %d extrapolated%s, %d estimated from data sheets."):format(
+    report.layers_measured, report.layers_interpolated, report.layers_extrapolated, table.concat(calibrated),
+    report.layers_estimated)
 end
 
 --- The page.

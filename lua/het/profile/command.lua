@@ -18,6 +18,8 @@ local about = {
     { "out", "FILE", "where to (default: the recipe's name with .profile.json); what it holds is measured once" },
     { "microbatches", "LIST", "samples of a micro-batch (default: powers of two that divide the batch, and the "
       .. "recipe's own)" },
+    { "kinds", "LIST", "kinds of layers, by the names that the table has (default: all); plans scale what data sheets "
+      .. "say of a type's other kinds by what was measured of these" },
     { "tensor", "LIST", "tensor-parallel degrees (default: all that the model admits, up to 8)" },
     { "type", "NAME", "what clusters call the device (default: cpu; of N ranks on one machine cpu/N; of a GPU cuda)" },
     { "runs", "N", "runs of each point; their median counts (default: 5 to 50, for half a second)" },
@@ -39,6 +41,21 @@ local function numbers_of(name, list)
   end
   table.sort(numbers)
   return numbers
+end
+
+-- The kinds of "blocks,head", each of which the model has; all when none are named.
+local function kinds_of(list, model)
+  local all, chosen, seen = {}, {}, {}
+  for i, kind in ipairs(model.kinds) do all[i] = kind.name end
+  if not list then return all end
+  for word in (list .. ","):gmatch "([^,]*)," do
+    if not text.contains(all, word) then
+      errors.usage("--kinds=%s: the model has no layer kind '%s'; it has %s", list, word, table.concat(all, ", "))
+    end
+    if not seen[word] then chosen[#chosen + 1] = word end
+    seen[word] = true
+  end
+  return chosen
 end
 
 local function own_microbatch(arguments)
@@ -207,19 +224,32 @@ local function kept_of(path, graph, request, place, again)
   return kept
 end
 
-local function has_point(profile, type, tensor, microbatch)
+local function has_point(profile, kind, type, tensor, microbatch)
   for _, point in ipairs(profile.points) do
-    if point.type == type and point.tensor == tensor and point.microbatch == microbatch then return true end
+    if point.kind == kind and point.type == type and point.tensor == tensor and point.microbatch == microbatch then
+      return true
+    end
   end
   return false
 end
 
--- What rank 0's profile lacks, of any type of device that takes part: all ranks measure together.
-local function lacks_point(profile, place, tensor, microbatch)
+-- What rank 0's profile lacks of these kinds, of any type of device that takes part: all ranks measure together.
+local function lacks_point(profile, place, kinds, tensor, microbatch)
   for _, type in ipairs(place.types) do
-    if not has_point(profile, type, tensor, microbatch) then return true end
+    for _, kind in ipairs(kinds) do
+      if not has_point(profile, kind, type, tensor, microbatch) then return true end
+    end
   end
   return false
+end
+
+-- Points that the profile lacks; those that it has stay as they are.
+local function add_points(profile, points)
+  for _, point in ipairs(points) do
+    if not has_point(profile, point.kind, point.type, point.tensor, point.microbatch) then
+      profile.points[#profile.points + 1] = point
+    end
+  end
 end
 
 -- Keep a device in the profile's list, unless its type is there.
@@ -240,11 +270,11 @@ local function take_other_types(profile, place)
     if not seen[other.type] then
       seen[other.type] = true
       add_device(profile, other.type, other.name)
-      local new = {}
+      local theirs = {}
       for _, point in ipairs(other.points) do
-        if not has_point(profile, other.type, point.tensor, point.microbatch) then new[#new + 1] = point end
+        if point.type == other.type then theirs[#theirs + 1] = point end
       end
-      for _, point in ipairs(new) do profile.points[#profile.points + 1] = point end
+      add_points(profile, theirs)
     end
   end
 end
@@ -276,7 +306,7 @@ local function measure_points(run, place, profile, wanted, request, save)
     end
     local ok, result = pcall(native.measure, own.graph, graph, place.device, { name = request.name,
       tokens = request.tokens, type = place.type, tensor = entry.tensor, microbatch = size,
-      runs = request.runs, inputs = own.inputs })
+      runs = request.runs, kinds = request.kinds, inputs = own.inputs })
     local message, kind
     if not ok then message, kind = errors.describe(result) end
     if not ok and kind ~= "environment" then error(result, 0) end
@@ -287,9 +317,7 @@ local function measure_points(run, place, profile, wanted, request, save)
           message or "another rank has no memory for it"))
       end
     elseif #result.points > 0 then
-      if not has_point(profile, place.type, entry.tensor, size) then   -- it may be wanted of another type
-        for _, point in ipairs(result.points) do profile.points[#profile.points + 1] = point end
-      end
+      add_points(profile, result.points)   -- they may be wanted of another type
       save()
       if place.rank == 0 and not native.settings.quiet then
         native.write("stderr", ("measured: tensor %d, micro-batch %d (%d runs)\n"):format(entry.tensor, size,
@@ -386,6 +414,7 @@ function profiling.run(program, ...)
   local runs = numbers_of("runs", given.runs)
   if runs and #runs ~= 1 then errors.usage("--runs=%s is not one number", given.runs) end
   request.runs = runs and runs[1]
+  request.kinds = kinds_of(given.kinds, model)
 
   local place = join(run, given)
   place.messages = messages
@@ -394,7 +423,7 @@ function profiling.run(program, ...)
     profile = kept_of(path, graph, request, place, given.again)
     for _, size in ipairs(sizes) do
       for _, tensor in ipairs(tensors) do
-        if lacks_point(profile, place, tensor, size) then
+        if lacks_point(profile, place, request.kinds, tensor, size) then
           wanted[#wanted + 1] = { tensor = tensor, microbatch = size }
         end
       end

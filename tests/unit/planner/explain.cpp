@@ -61,12 +61,15 @@ TEST_CASE("a plan says of each device type what was measured") {
     CHECK(report.sources[0].layers_measured == (microbatch == 2 ? layers - 2 : 0));
     CHECK(report.sources[0].layers_interpolated == 0);
     CHECK(report.sources[0].layers_extrapolated == (microbatch == 1 ? layers - 2 : 0));
-    CHECK(report.sources[0].layers_estimated == 2);
+    CHECK(report.sources[0].layers_calibrated == 2);
+    CHECK(report.sources[0].calibrated_by == "block");
+    CHECK(report.sources[0].layers_estimated == 0);
     CHECK(report.sources[0].link_measured);
     CHECK(report.sources[1].layers_estimated == layers);
     CHECK_FALSE(report.sources[1].link_measured);
     const std::string text = to_text(report);
     CHECK(text.find("estimated from the data sheet; link measured") != std::string::npos);
+    CHECK(text.find("2 from the data sheet calibrated by block, 0 estimated") != std::string::npos);
     CHECK((text.find("32 extrapolated beyond the sizes measured") != std::string::npos) == (microbatch == 1));
     CHECK(text.find("layer times on H20: 0 measured, 0 interpolated, 34 estimated") != std::string::npos);
   }

@@ -211,6 +211,21 @@ TEST_CASE("each kind of layer is measured once, whatever the number of its layer
   CHECK(sum == Approx(measured.seconds));
 }
 
+TEST_CASE("kinds of layers that are asked for are measured alone", "[planner][measure][calibrated]") {
+  const Model counted = model_of_graph(model(6), "toy", 1, kTokens);
+  MeasureOptions options;
+  options.least_runs = options.most_runs = 2;
+  options.kinds = {counted.kinds[1].name};
+  const Measured measured = measure_layers(model(6), counted, make_cpu_device(), {}, options);
+  REQUIRE(measured.points.size() == 1);
+  CHECK(measured.points[0].kind == counted.kinds[1].name);
+  CHECK(measured.points[0].forward > 0);
+  CHECK(measured.points[0].update > 0);
+  options.kinds = {"cellar"};
+  CHECK_THROWS_WITH(measure_layers(model(6), counted, make_cpu_device(), {}, options),
+                    Catch::Contains("no layer kind \"cellar\""));
+}
+
 TEST_CASE("of a tensor-parallel group one rank's part is measured", "[planner][measure]") {
   const Model counted = model_of_graph(model(2), "toy", 1, kTokens);
   MeasureOptions options;

@@ -49,6 +49,7 @@ TEST_CASE("measured points are returned as they are; between them a line; outsid
   CHECK(f.seconds(0, 1, 6).forward < 0.030);
   CHECK(f.seconds(0, 1, 2).source == Source::measured);
   CHECK(name_of(Source::extrapolated) == "extrapolated");
+  CHECK(name_of(Source::calibrated) == "calibrated");
 }
 
 TEST_CASE("another degree scales by the roofline, another device type is estimated") {
@@ -59,6 +60,59 @@ TEST_CASE("another degree scales by the roofline, another device type is estimat
   CHECK(two.forward > 0.018 / 2);
   CHECK(two.update == Approx(0.0005));
   CHECK(f.seconds(1, 1, 4).source == Source::estimated);
+}
+
+TEST_CASE("of a type of which one kind was measured, the others are its data sheet's, scaled",
+          "[calibrated]") {
+  Fixture f;
+  const LayerKind &embedding = f.model.kinds[0], &block = f.model.kinds[1], &head = f.model.kinds[2];
+  REQUIRE(embedding.forward_flops == 0);
+  REQUIRE(head.forward_flops > 0);
+  const auto seconds = [&](int node, const LayerKind& kind, int tensor) {
+    return layer_seconds(f.profile, f.cluster, node, f.model, kind, tensor, 4);
+  };
+  const auto sheet = [&](int node, const LayerKind& kind, int tensor = 1) {
+    return roofline(f.cluster, node, f.model, kind, tensor, 4);
+  };
+  const LayerSeconds roof = sheet(0, block);
+  const double forward = 0.018 / roof.forward, backward = (0.019 + 0.017) / (roof.input + roof.weight);
+  for (const LayerKind* kind : {&embedding, &head}) {
+    const LayerSeconds found = seconds(0, *kind, 1);
+    CHECK(found.source == Source::calibrated);
+    CHECK(found.forward == Approx(forward * sheet(0, *kind).forward));
+    CHECK(found.recompute == Approx(forward * sheet(0, *kind).recompute));
+    CHECK(found.input == Approx(backward * sheet(0, *kind).input));
+    CHECK(found.weight == Approx(backward * sheet(0, *kind).weight));
+    CHECK(found.update == Approx(0.001 / roof.update * sheet(0, *kind).update));
+  }
+  CHECK(calibrating_kinds(f.profile, f.model, "A100-80") == std::vector<std::string>{"block"});
+  // The link's collectives are not scaled: what was measured has none.
+  const LayerSeconds two = seconds(0, head, 2);
+  Cluster without = f.cluster;
+  for (Machine& node : without.nodes) node.inside = {0, 1e30};
+  const double reductions = sheet(0, head, 2).forward - roofline(without, 0, f.model, head, 2, 4).forward;
+  const double measured = layer_seconds(f.profile, without, 0, f.model, block, 2, 4).forward /
+                          roofline(without, 0, f.model, block, 2, 4).forward;
+  CHECK(two.forward == Approx(measured * roofline(without, 0, f.model, head, 2, 4).forward + reductions));
+  // Of another type nothing was measured.
+  CHECK(seconds(1, head, 1).source == Source::estimated);
+  CHECK(seconds(1, head, 1).forward == sheet(1, head).forward);
+  // An update that was not measured is the data sheet's.
+  for (ProfilePoint& point : f.profile.points) point.update = -1;
+  CHECK(seconds(0, head, 1).update == sheet(0, head).update);
+  // A layer without work says nothing of others.
+  for (ProfilePoint& point : f.profile.points) point.kind = embedding.name;
+  CHECK(calibrating_kinds(f.profile, f.model, "A100-80").empty());
+  CHECK(seconds(0, head, 1).source == Source::estimated);
+}
+
+TEST_CASE("a layer that works was not measured in no time", "[calibrated]") {
+  Fixture f;
+  CHECK(validate(f.profile, f.model).empty());
+  f.profile.points[1].forward = 0;
+  const auto problems = validate(f.profile, f.model);
+  REQUIRE(problems.size() == 1);
+  CHECK(problems[0].find("profile point 2 (block on A100-80): forward takes 0 seconds") != std::string::npos);
 }
 
 TEST_CASE("the roofline follows work, then memory, then the link of the tensor-parallel group") {
