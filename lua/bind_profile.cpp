@@ -40,7 +40,8 @@ int model_summary(lua_State* L) {
 }
 
 // graph of a micro-batch, graph of one sample, device, {name, tokens, type, tensor, microbatch, runs, kinds,
-// inputs = {name = tensor}}: {points, seconds, runs}, points as a profile has them; none after Ctrl-C.
+// sharing, inputs = {name = tensor}}: {points, seconds, runs}, points as a profile has them; none after
+// Ctrl-C.
 int measure_graph(lua_State* L) {
   const Graph& graph = check_object<GraphHandle>(L, 1)->graph;
   const planner::Model model = model_at(L, check_object<GraphHandle>(L, 2)->graph, 4);
@@ -57,6 +58,7 @@ int measure_graph(lua_State* L) {
     options.least_runs = options.most_runs = *runs;
   }
   if (auto kinds = field<std::vector<std::string>>(L, 4, "kinds")) options.kinds = std::move(*kinds);
+  options.sharing = field<double>(L, 4, "sharing").value_or(1);
   options.stop = &interrupt_pending;
   std::map<std::string, Tensor> inputs;
   lua_getfield(L, 4, "inputs");

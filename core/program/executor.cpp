@@ -498,7 +498,8 @@ Executor::Repeats Executor::repeats_for(double seconds) {
   return repeat(std::move(times));
 }
 
-std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
+std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats,
+                                                const std::function<void(size_t)>& before) {
   require_inputs();
   std::vector<Span> spans(calls_.size());
   const auto began = std::chrono::steady_clock::now();
@@ -537,6 +538,7 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats) {
       if (next_ == deciding_start_) write_word();
       if (next_ == program_.decided) keep_decision();
       if (next_ == first_gather_) advance_state();
+      if (before) before(i);
       spans[i].begin = seconds(std::chrono::steady_clock::now());
       launch(calls_[i]);
       device.synchronize();

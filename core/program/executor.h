@@ -111,7 +111,8 @@ class Executor {
     std::vector<int> times;                            // of each instruction; empty: one
     std::vector<std::unique_ptr<Recording>> recorded;  // so many launches; null: the device records nothing
   };
-  std::vector<Span> run_timed(const Repeats& repeats = {});
+  // `before` is called with the index of each instruction, outside its span; not on devices with a stopwatch.
+  std::vector<Span> run_timed(const Repeats& repeats = {}, const std::function<void(size_t)>& before = {});
 
   // So many launches of each instruction, after a first run() of the program, whose memory they use.
   Repeats repeat(std::vector<int> times);

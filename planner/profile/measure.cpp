@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <numeric>
 #include <set>
 
 #include "core/base/elapsed.h"
@@ -13,6 +15,7 @@
 #include "core/program/executor.h"
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
+#include "planner/profile/eviction.h"
 #include "planner/profile/layer_extractor.h"
 
 namespace het::planner {
@@ -278,7 +281,8 @@ void write_inputs(Executor& executor, const std::map<std::string, Tensor>& input
 
 // Median seconds of each instruction; nothing when stopped. A GPU's kernels are repeated for a while each:
 // what lies between two that are launched one by one would be most of a short one's time.
-std::vector<double> time_instructions(Executor& executor, const MeasureOptions& options, int& runs) {
+std::vector<double> time_instructions(Executor& executor, const MeasureOptions& options, Eviction& eviction,
+                                      int& runs) {
   constexpr double kSpell = 0.25e-3;  // seconds
   std::vector<std::vector<double>> samples(executor.program().instructions.size());
   executor.run();  // the first touch of all memory
@@ -287,16 +291,27 @@ std::vector<double> time_instructions(Executor& executor, const MeasureOptions& 
   for (runs = 0; runs < options.most_runs; ++runs) {
     if (runs >= options.least_runs && seconds_since(begin) > options.seconds) break;
     if (options.stop && options.stop()) return {};
-    const auto spans = executor.run_timed(repeats);
+    const auto spans = executor.run_timed(repeats, std::ref(eviction));
     for (size_t i = 0; i < spans.size(); ++i) samples[i].push_back(spans[i].end - spans[i].begin);
   }
   std::vector<double> seconds;
   seconds.reserve(samples.size());
-  for (std::vector<double>& of : samples) seconds.push_back(median(std::move(of)));
+  double mean = 0, medians = 0;
+  for (std::vector<double>& of : samples) {
+    mean += std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());
+    seconds.push_back(median(std::move(of)));
+    medians += seconds.back();
+  }
+  const double factor = turns(mean, medians, options.sharing);
+  for (double& of : seconds) of *= factor;
   return seconds;
 }
 
 }  // namespace
+
+double turns(double mean, double medians, double sharing) {
+  return medians > 0 ? std::clamp(mean / medians, 1.0, std::max(sharing, 1.0)) : 1;
+}
 
 std::vector<Share> shares_of(const Program& program) { return Reader(program).run(); }
 
@@ -383,10 +398,11 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
   Executor executor(lower_single(fuse(extract_layers(own, keep))), std::make_shared<StateStore>(device, 0));
   write_inputs(executor, inputs);
   Measured measured;
-  const std::vector<double> seconds = time_instructions(executor, options, measured.runs);
+  const std::vector<Share> shares = shares_of(executor.program());
+  Eviction eviction(shares, memory);
+  const std::vector<double> seconds = time_instructions(executor, options, eviction, measured.runs);
   if (seconds.empty()) return measured;
 
-  const std::vector<Share> shares = shares_of(executor.program());
   const Account account(executor.program(), shares, users_of(whole, whole_shares));
   std::map<int, LayerSeconds> layers;
   for (size_t i = 0; i < seconds.size(); ++i) {

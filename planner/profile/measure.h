@@ -44,6 +44,7 @@ struct MeasureOptions {
   std::vector<std::string> kinds{};  // of the model's; empty: all
   int least_runs = 5, most_runs = 50;
   double seconds = 0.5;        // runs go on for so long
+  double sharing = 1;          // threads that compute at once over cores; above 1 they take turns
   std::function<bool()> stop;  // asked before each run
 };
 
@@ -53,6 +54,11 @@ struct Measured {
   double seconds = 0;  // of the measured layers' instructions together, each a median
   int runs = 0;
 };
+
+// What turns add to instructions that are measured beside more threads than cores: a short one's median shows
+// none of them, the mean of whole runs shows all. `mean`: seconds of a run, `medians`: of its instructions
+// together. From 1 to `sharing`, for other work on the machine is no part of it.
+double turns(double mean, double medians, double sharing);
 
 // `graph` trains on micro-batches of options.microbatch samples; `model` counts the same graph. `inputs` are
 // those of the graph by name; others get noise. Throws Error(usage) for a kind that the model lacks,

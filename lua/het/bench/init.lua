@@ -55,6 +55,10 @@ local scripts = {
     "tests/bench/fidelity.py", "steps on paced devices and shaped links against the simulator: pipelines, depth, "
       .. "links, runtimes (also --json, --only=TEXT)",
   },
+  profiled = {
+    "tests/bench/profiled.py", "steps of this machine's processes against plans from what `hetrun profile` measured "
+      .. "(also --json, --only=TEXT)",
+  },
   rules = {
     "tests/bench/rules.py", "the sharding rules of all operators, executed over uneven parts",
   },
@@ -201,11 +205,13 @@ local function run_script(name, script)
   local words = { "python3", path, program }
   for _, word in ipairs(native.arguments or {}) do
     local known = word:match "^%-%-trials=%d+$" or name == "recovery" and word:match "^%-%-only=%a+$"
-      or name == "fidelity" and word:match "^%-%-only=."
+      or (name == "fidelity" or name == "profiled") and word:match "^%-%-only=."
     if not known then errors.usage("hetrun bench %s has no option %s; it has --trials=N", name, word) end
     words[#words + 1] = word
   end
-  if native.settings.json and (name == "recovery" or name == "fidelity") then words[#words + 1] = "--json" end
+  if native.settings.json and (name == "recovery" or name == "fidelity" or name == "profiled") then
+    words[#words + 1] = "--json"
+  end
   for i, word in ipairs(words) do words[i] = "'" .. word:gsub("'", "'\\''") .. "'" end
   local status = os.execute(table.concat(words, " "))
   return status == 0 and 0 or errors.exit_codes.environment

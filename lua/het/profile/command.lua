@@ -131,6 +131,7 @@ local function join(run, given)
   return {
     cluster = cluster, gpu = gpu, rank = cluster and cluster:rank() or 0, hosts = hosts, device = native.device(device),
     type = type, types = types, name = name, names = names,
+    sharing = gpu and 1 or here * native.threads() / native.cores(),   -- threads that compute at once over cores
   }
 end
 
@@ -306,7 +307,7 @@ local function measure_points(run, place, profile, wanted, request, save)
     end
     local ok, result = pcall(native.measure, own.graph, graph, place.device, { name = request.name,
       tokens = request.tokens, type = place.type, tensor = entry.tensor, microbatch = size,
-      runs = request.runs, kinds = request.kinds, inputs = own.inputs })
+      runs = request.runs, kinds = request.kinds, sharing = place.sharing, inputs = own.inputs })
     local message, kind
     if not ok then message, kind = errors.describe(result) end
     if not ok and kind ~= "environment" then error(result, 0) end

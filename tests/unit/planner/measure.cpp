@@ -9,6 +9,7 @@
 #include "kernels/cpu/device.h"
 #include "planner/lower/lower.h"
 #include "planner/model/graph_model.h"
+#include "planner/profile/eviction.h"
 #include "planner/profile/layer_extractor.h"
 #include "tests/emulated_cuda/device.h"
 
@@ -224,6 +225,40 @@ TEST_CASE("kinds of layers that are asked for are measured alone", "[planner][me
   options.kinds = {"cellar"};
   CHECK_THROWS_WITH(measure_layers(model(6), counted, make_cpu_device(), {}, options),
                     Catch::Contains("no layer kind \"cellar\""));
+}
+
+TEST_CASE("threads that take turns on the cores are counted as far as they are more", "[planner][measure]") {
+  CHECK(turns(2.0, 1.0, 4) == 2);
+  CHECK(turns(9.0, 1.0, 2) == 2);    // other work on the machine
+  CHECK(turns(1.5, 1.0, 1) == 1);    // each thread has a core
+  CHECK(turns(1.5, 1.0, 0.5) == 1);  // more cores than threads
+  CHECK(turns(0.9, 1.0, 4) == 1);
+  CHECK(turns(0, 0, 4) == 1);
+}
+
+TEST_CASE("each pass of a measured layer begins with the caches as other layers leave them",
+          "[planner][measure]") {
+  const Graph whole = model(6);
+  const auto memory =
+      memory_by_layer(lower_single(fuse(extract_layers(whole, only(whole, {0, 1, 2, 3, 4, 5, 6, 7})))));
+  const Program program = lower_single(fuse(extract_layers(whole, only(whole, {0, 1, 7}))));
+  const std::vector<Share> shares = shares_of(program);
+  Eviction eviction(shares, memory);
+  double others = 0;  // the five blocks that are left out
+  for (size_t layer = 2; layer < 7; ++layer)
+    others += 2 * memory[layer].weights + memory[layer].gradients + 2 * memory[layer].activations;
+  CHECK(eviction.bytes() == static_cast<size_t>(others / 2) / 64 * 64);
+  CHECK(eviction.bytes() > 0);
+  // Three layers forward and back, and the update.
+  int passes = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    passes += eviction.begins_pass(i);
+    if (shares[i].part == Part::apart) CHECK_FALSE(eviction.begins_pass(i));
+    eviction(i);
+  }
+  CHECK(passes == 7);
+  const std::vector<LayerMemory> huge(8, LayerMemory{1e9, 1e9, 1e9, 1e9});
+  CHECK(Eviction(shares, huge).bytes() == Eviction::kMostBytes);
 }
 
 TEST_CASE("of a tensor-parallel group one rank's part is measured", "[planner][measure]") {
