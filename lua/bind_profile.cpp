@@ -59,6 +59,7 @@ int measure_graph(lua_State* L) {
   }
   if (auto kinds = field<std::vector<std::string>>(L, 4, "kinds")) options.kinds = std::move(*kinds);
   options.sharing = field<double>(L, 4, "sharing").value_or(1);
+  if (!(options.sharing > 0)) fail_usage("measure: sharing = {} is above 0", options.sharing);
   options.stop = &interrupt_pending;
   std::map<std::string, Tensor> inputs;
   lua_getfield(L, 4, "inputs");

@@ -351,8 +351,9 @@ local nearly = {
   price_problem = function() return spoilt(cluster()), pick { "time", "cost", "progress", pick(words) } end,
   model = function() return pick(pool.graph), spoilt { name = "m", tokens = 8 } end,
   measure = function()
-    local settings = spoilt { name = "m", tokens = 8, type = "cpu", runs = 1, inputs = { x = tensor("f32", 4, 8),
+    local settings = spoilt { name = "m", tokens = 8, type = "cpu", runs = 1, sharing = 2, inputs = { x = tensor("f32", 4, 8),
       labels = native.full({ 4 }, 1, "i32") } }
+    if pick { true, false } then settings.kinds = pick { {}, { pick(words) }, list(0), 7 } end
     if type(settings.runs) == "number" and settings.runs > 3 then settings.runs = -settings.runs end   -- they take long
     return pick(pool.graph), pick(pool.graph), pick(pool.device), settings
   end,
