@@ -111,6 +111,17 @@ void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t c
   fail_usage("{}: {} new tokens at position {} do not fit in a cache of {}", op, tokens, position, cache);
 }
 
+void refuse_start(const char* op, int64_t token, int64_t start) {
+  fail_usage("{}: the start of token {} is {}; it has to be from that of the token before it to {}", op,
+             token, start, token);
+}
+
+void require_starts(const char* op, const int32_t* starts, int64_t count) {
+  int32_t before = 0;
+  for (int64_t i = 0; i < count; before = starts[i++])
+    if (starts[i] < before || starts[i] > i) refuse_start(op, i, starts[i]);
+}
+
 int64_t rows_of(const Layout& layout) { return split_at(layout.type.shape, -1).outer; }
 
 Rows packed_rows(const KernelRequest& request, const Layout& layout) {

@@ -58,6 +58,11 @@ void require_packed_floats(const KernelRequest& request);
 [[noreturn]] void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit);
 // Throws Error(usage): so many tokens from `position` on do not fit.
 [[noreturn]] void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t cache);
+// Where a token of attention may begin to see: not before the token before it, and not behind itself.
+// Throws Error(usage): this one does not.
+[[noreturn]] void refuse_start(const char* op, int64_t token, int64_t start);
+// The same for a row of as many, unless all do.
+void require_starts(const char* op, const int32_t* starts, int64_t count);
 
 // Rows of the last dimension, empty ones too.
 int64_t rows_of(const Layout& layout);

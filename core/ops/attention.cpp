@@ -39,21 +39,30 @@ void require_causal(const OpCall& call, size_t q, size_t k) {
                              call[q].shape[1], call[k].shape[1]));
 }
 
+// `starts`, where each token's example begins, is for causal attention.
+void require_starts(const OpCall& call, size_t starts, size_t q) {
+  if (!call.has(starts)) return;
+  if (!setting<bool>(call, "causal", false)) refuse(call, "starts are of causal attention; causal is false");
+  require_type(call, starts, {DType::i32, {call[q].shape[0], call[q].shape[1]}});
+}
+
 TensorType lse_of(const TensorType& q) {
   return {accumulator_of(q.dtype), {q.shape[0], q.shape[2], q.shape[1]}};
 }
 
 Types infer_attention(const OpCall& call) {
-  require_inputs(call, 3, 3);
+  require_inputs(call, 3, 4);
   require_heads(call, 0, 1, 2);
   require_causal(call, 0, 1);
+  require_starts(call, 3, 0);
   return {call[0], lse_of(call[0])};
 }
 
 Types infer_attention_gradient(const OpCall& call) {
-  require_inputs(call, 6, 6);
+  require_inputs(call, 6, 7);
   require_heads(call, 1, 2, 3);
   require_causal(call, 1, 2);
+  require_starts(call, 6, 1);
   require_type(call, 0, call[1]);
   require_type(call, 4, call[1]);
   require_type(call, 5, lse_of(call[1]));
@@ -79,14 +88,17 @@ Types infer_attention_cached(const OpCall& call) {
 
 std::vector<ValueId> gradient(GradientCall& call) {
   const ValueId dout = only_gradient(call);
-  const auto made =
-      call.graph.call_all(op_named("attention_gradient"),
-                          {dout, call.input(0), call.input(1), call.input(2), call.output(0), call.output(1)},
-                          call.node.attributes);
-  return {as_gradient(call, 0, made[0]), as_gradient(call, 1, made[1]), as_gradient(call, 2, made[2])};
+  std::vector<ValueId> operands{dout,          call.input(0),  call.input(1),
+                                call.input(2), call.output(0), call.output(1)};
+  if (call.node.inputs.size() > 3) operands.push_back(call.input(3));
+  const auto made = call.graph.call_all(op_named("attention_gradient"), operands, call.node.attributes);
+  std::vector<ValueId> gradients(call.node.inputs.size(), kAbsent);
+  for (size_t i = 0; i < 3; ++i) gradients[i] = as_gradient(call, i, made[i]);
+  return gradients;
 }
 
-// Pairs of a query and a key that it sees, in all heads, times the size of a head.
+// Pairs of a query and a key that it sees, in all heads, times the size of a head. What `starts` hides is
+// known when it runs only: each row counts as one example.
 double visible(const OpCall& call, size_t q, size_t k) {
   const Shape& queries = call[q].shape;
   const double t = static_cast<double>(queries[1]), s = static_cast<double>(call[k].shape[1]);
@@ -105,11 +117,12 @@ const std::vector<NeverCut> kAttention{{"s", "a softmax needs all keys"},
 std::vector<OpDef> attention_ops() {
   return {
       {.name = "attention",
-       .signature = "q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, d]:T strided → "
-                    "out[b, t, hq, d]:T, lse[b, hq, t]:A",
-       .doc = "softmax(`scale` · q kᵀ) v for each head; `causal`: token i sees 0 to i. `scale` is 1/√d "
+       .signature = "q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, d]:T strided, "
+                    "starts?[b, t]:i32 → out[b, t, hq, d]:T, lse[b, hq, t]:A",
+       .doc = "softmax(`scale` · q kᵀ) v for each head; `causal`: token i sees 0 to i, or with starts "
+              "starts[i] to i, where its example begins: starts never fall along a row. `scale` is 1/√d "
               "unless given; "
-              "lse is the logarithm of the softmax's denominator.",
+              "lse is the logarithm of the softmax's denominator. Its cost counts a row as one example.",
        .attributes = {"causal", "scale"},
        .infer = infer_attention,
        .gradient = gradient,
@@ -119,11 +132,11 @@ std::vector<OpDef> attention_ops() {
        .never_cut = kAttention,
        .heads_dim = 2},
       {.name = "attention_gradient",
-       .signature =
-           "dout[b, t, hq, d]:T, q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, "
-           "d]:T strided, "
-           "out[b, t, hq, d]:T, lse[b, hq, t]:A → dq[b, t, hq, d]:T strided, dk[b, s, hk, d]:T strided, "
-           "dv[b, s, hk, d]:T strided",
+       .signature = "dout[b, t, hq, d]:T, q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, "
+                    "d]:T strided, "
+                    "out[b, t, hq, d]:T, lse[b, hq, t]:A, starts?[b, t]:i32 → dq[b, t, hq, d]:T strided, "
+                    "dk[b, s, hk, d]:T strided, "
+                    "dv[b, s, hk, d]:T strided",
        .doc = "The gradients of attention with the same attributes. Its cost counts the four products of the "
               "gradient, not the scores that are computed again.",
        .attributes = {"causal", "scale"},

@@ -6,38 +6,11 @@
 #include <limits>
 
 #include "kernels/cpu/attention_products.h"
+#include "kernels/cpu/attention_window.h"
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
-
-constexpr int64_t kMostHead = 512;  // elements of a head
-
-// One operand [batch, tokens, heads, size of a head], strides in elements.
-struct Heads {
-  int64_t batch = 0, token = 0, head = 0;
-  explicit Heads(const Layout& layout)
-      : batch(layout.strides[0]), token(layout.strides[1]), head(layout.strides[2]) {}
-  int64_t at(int64_t b, int64_t t, int64_t h) const { return b * batch + t * token + h * head; }
-};
-
-struct Sizes {
-  int64_t batch, queries, keys, query_heads, key_heads, head;
-  float scale;
-  bool causal;
-  int64_t group() const { return query_heads / key_heads; }
-  // Keys that query i sees: the last query sees all.
-  int64_t visible(int64_t i) const { return causal ? i + 1 + keys - queries : keys; }
-};
-
-Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layout& k) {
-  const Shape &a = q.type.shape, &b = k.type.shape;
-  const double scale = number(request, "scale", 1 / std::sqrt(static_cast<double>(a[3])));
-  if (a[3] > kMostHead)
-    refuse(request, fmt::format("heads of {} features; at most {}: more heads of the same width are narrower",
-                                a[3], kMostHead));
-  return {a[0], a[1], b[1], a[2], b[2], a[3], static_cast<float>(scale), flag(request, "causal", false)};
-}
 
 // Threads take whole key heads; where there are fewer of those than threads, ranges of queries of one head
 // too.
@@ -97,6 +70,7 @@ struct Forward {
   }
 
   void run(const KernelArguments& a) const {
+    check_starts(s, a, 3, "attention");
     parallel_parts(work.parts, [&](int64_t part) {
       const Space space = space_of(*this, a, part);
       [[maybe_unused]] const typename Use::State state{};
@@ -129,20 +103,20 @@ struct Forward {
     for (int64_t i = 0; i < count * width; ++i) sums[i] = 0;
 
     const int64_t end = s.visible(first + count - 1);
-    for (int64_t from = 0; from < end; from += kKeys) {
-      const int64_t tokens = smaller(s.keys - from, kKeys);
-      const auto limit = [&](int64_t i) {
-        const int64_t seen = s.visible(first + i) - from;
-        return seen < 0 ? 0 : smaller(seen, tokens);
-      };
-      Use::multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, scores, limit);
+    const int32_t* starts = starts_of(s, a, 3, b, first);
+    for (int64_t from = starts == nullptr ? 0 : block_begin(starts[0]); from < end; from += kKeys) {
+      const Window window{s, starts, first, from, smaller(s.keys - from, kKeys)};
+      const auto lower = [&](int64_t i) { return window.lower(i); };
+      const auto limit = [&](int64_t i) { return window.limit(i); };
+      Use::multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, scores, lower, limit);
       for (int64_t i = 0; i < count; ++i) {
         const int64_t last =
             smaller(i - i % Use::kBlock + Use::kBlock, count) - 1;  // row multiplied with this one
-        online_softmax(scores + i * kScoreStride, limit(i), Use::covered(limit(last)), row_max[i], row_sum[i],
-                       sums + i * width, width);
+        online_softmax(scores + i * kScoreStride, lower(i), limit(i), Use::covered(limit(last)), row_max[i],
+                       row_sum[i], sums + i * width, width);
       }
-      Use::accumulate_rows(scores, values.from_row(from), count, s.head, sums, width, limit, space.scratch);
+      Use::accumulate_rows(scores, values.from_row(from), count, s.head, sums, width, lower, limit,
+                           space.scratch);
     }
     float* lse = a.out<float>(1) + (b * s.query_heads + h) * s.queries + first;
     for_lanes(count, [&](int64_t i, auto lanes) {
@@ -157,35 +131,36 @@ struct Forward {
   }
 
   // Scores of one row become exp(scale * score - row_max); what was summed before is scaled to the new
-  // maximum. Columns from `seen` to `end` become 0: the product takes them too.
-  void online_softmax(float* row, int64_t seen, int64_t end, float& row_max, float& row_sum, float* sums,
-                      int64_t width) const {
+  // maximum. Columns up to `begin`, and from `seen` to `end`, become 0: the product takes them too.
+  void online_softmax(float* columns, int64_t begin, int64_t seen, int64_t end, float& row_max,
+                      float& row_sum, float* sums, int64_t width) const {
+    for (int64_t j = 0; j < begin; ++j) columns[j] = 0;
+    for (int64_t j = seen; j < end; ++j) columns[j] = 0;
+    if (seen == begin) return;
+    float* row = columns + begin;
     Vector larger = splat(-std::numeric_limits<float>::infinity());
-    for_lanes(seen, [&](int64_t j, auto lanes) {
+    for_lanes(seen - begin, [&](int64_t j, auto lanes) {
       const Vector score = load(row + j, lanes) * s.scale;
       store(row + j, score, lanes);
       larger = maximum(larger, keep(score, lanes, -std::numeric_limits<float>::infinity()));
     });
     const float now = std::fmax(row_max, maximum_of(larger));
-    if (seen > 0) {
-      const float shrink = row_max == now ? 1.0F : row_sum == 0 ? 0.0F : std::exp(row_max - now);
-      Vector sum{};
-      for_lanes(seen, [&](int64_t j, auto lanes) {
-        const Vector p = exp(load(row + j, lanes) - now);
-        store(row + j, p, lanes);
-        sum += keep(p, lanes, 0);
-      });
-      row_sum = row_sum * shrink + sum_of(sum);
-      if (shrink != 1.0F)
-        for (int64_t c = 0; c < width; c += kLanes) store(sums + c, load(sums + c) * shrink);
-      row_max = now;
-    }
-    for (int64_t j = seen; j < end; ++j) row[j] = 0;
+    const float shrink = row_max == now ? 1.0F : row_sum == 0 ? 0.0F : std::exp(row_max - now);
+    Vector sum{};
+    for_lanes(seen - begin, [&](int64_t j, auto lanes) {
+      const Vector p = exp(load(row + j, lanes) - now);
+      store(row + j, p, lanes);
+      sum += keep(p, lanes, 0);
+    });
+    row_sum = row_sum * shrink + sum_of(sum);
+    if (shrink != 1.0F)
+      for (int64_t c = 0; c < width; c += kLanes) store(sums + c, load(sums + c) * shrink);
+    row_max = now;
   }
 };
 
 std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request) {
-  const Sizes sizes = sizes_of(request, request.inputs[0], request.inputs[1]);
+  const Sizes sizes = sizes_of(request, 0, 3);
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
     const int64_t heads = sizes.batch * sizes.key_heads;
     const int64_t most = (sizes.queries + Forward<T>::kQueries - 1) / Forward<T>::kQueries;
@@ -244,6 +219,7 @@ struct Backward {
   }
 
   void run(const KernelArguments& a) const {
+    check_starts(s, a, 6, "attention_gradient");
     parallel_parts(parts, [&](int64_t part) {
       const Space space = space_of(*this, a, part);
       [[maybe_unused]] const typename Use::State state{};
@@ -296,36 +272,35 @@ struct Backward {
     for (int64_t i = 0; i < count * width; ++i) sums[i] = 0;
 
     const int64_t end = s.visible(first + count - 1);
-    for (int64_t from = 0; from < end; from += kKeys) {
-      const int64_t tokens = smaller(s.keys - from, kKeys);
-      const auto limit = [&](int64_t i) {
-        const int64_t seen = s.visible(first + i) - from;
-        return seen < 0 ? 0 : smaller(seen, tokens);
-      };
-      Use::multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, p, limit);
-      Use::multiply_rows(dquery, values.from_panel(from / kPanel), count, s.head, ds, limit);
+    const int32_t* starts = starts_of(s, a, 6, b, first);
+    for (int64_t from = starts == nullptr ? 0 : block_begin(starts[0]); from < end; from += kKeys) {
+      const Window window{s, starts, first, from, smaller(s.keys - from, kKeys)};
+      const auto lower = [&](int64_t i) { return window.lower(i); };
+      const auto limit = [&](int64_t i) { return window.limit(i); };
+      Use::multiply_rows(query, keys.from_panel(from / kPanel), count, s.head, p, lower, limit);
+      Use::multiply_rows(dquery, values.from_panel(from / kPanel), count, s.head, ds, lower, limit);
       const int64_t columns = limit(count - 1);
       for (int64_t i = 0; i < count; ++i) {
+        const int64_t begin = lower(i), seen = limit(i);
         float *p_row = p + i * kScoreStride, *ds_row = ds + i * kScoreStride;
-        const int64_t seen = limit(i);
-        for_lanes(seen, [&](int64_t j, auto lanes) {
+        for (int64_t j = 0; j < begin; ++j) p_row[j] = ds_row[j] = 0;
+        for (int64_t j = seen; j < Use::covered(columns); ++j) p_row[j] = ds_row[j] = 0;
+        p_row += begin;
+        ds_row += begin;
+        for_lanes(seen - begin, [&](int64_t j, auto lanes) {
           const Vector weight = exp(load(p_row + j, lanes) * s.scale - lse[i]);
           store(p_row + j, weight, lanes);
           store(ds_row + j, weight * (load(ds_row + j, lanes) - e[i]) * s.scale, lanes);
         });
-        for (int64_t j = seen; j < Use::covered(columns); ++j) p_row[j] = ds_row[j] = 0;
       }
-      // The first row of this tile that sees key `from + j`.
-      const auto first_row = [&](int64_t j) {
-        if (!s.causal) return int64_t{0};
-        const int64_t row = from + j - (s.keys - s.queries) - first;
-        return row < 0 ? int64_t{0} : row;
-      };
-      Use::accumulate_rows(ds, key_rows.from_row(from), count, s.head, sums, width, limit, space.scratch);
+      const auto first_row = [&](int64_t j) { return window.first_row(j); };
+      const auto last_row = [&](int64_t j) { return window.last_row(j, count); };
+      Use::accumulate_rows(ds, key_rows.from_row(from), count, s.head, sums, width, lower, limit,
+                           space.scratch);
       Use::accumulate_columns(ds, query_row, count, columns, s.head, space.key_sums + from * width, width,
-                              first_row, space.scratch);
+                              first_row, last_row, space.scratch);
       Use::accumulate_columns(p, dquery_row, count, columns, s.head, space.value_sums + from * width, width,
-                              first_row, space.scratch);
+                              first_row, last_row, space.scratch);
     }
     for (int64_t i = 0; i < count; ++i) {
       T* to = reinterpret_cast<T*>(a.outputs[0]) + dq.at(b, first + i, h);
@@ -336,7 +311,7 @@ struct Backward {
 };
 
 std::unique_ptr<Kernel> prepare_gradient(const KernelRequest& request) {
-  const Sizes sizes = sizes_of(request, request.inputs[1], request.inputs[2]);
+  const Sizes sizes = sizes_of(request, 1, 6);
   return for_float(request, request.inputs[1].type.dtype, [&]<typename T>(T) {
     const int64_t heads = sizes.batch * sizes.key_heads;
     const Backward<T> backward{sizes,

@@ -8,9 +8,9 @@
 //   accumulate_rows     out[i][:] += sum over j of p[i][j] b_j
 //   accumulate_columns  out[j][:] += sum over i of p[i][j] b_i
 //
-// Scores and what is made of them lie in rows of kScoreStride floats. A row i takes part up to limit(i), or
-// from first(j) on; what is between there and the block's edge must be 0, up to covered(limit of the block's
-// last row).
+// Scores and what is made of them lie in rows of kScoreStride floats. A row i takes part from lower(i) up to
+// limit(i), column j has the rows from first(j) up to end(j), and none of the four ever falls. What is beside
+// them in a block of rows must be 0, from column 0 up to covered(limit of the block's last row).
 #pragma once
 
 #include <type_traits>
@@ -37,25 +37,29 @@ HET_INLINE void accumulate_tiles(const float* a, int64_t a_stride, const Right& 
                                           out + c, out_stride, kPanel, Start::sum, nullptr);
 }
 
-template <typename Element, typename Left, typename Right, typename Limit>
+// Where a block of rows begins that takes part from column `lower` on.
+HET_INLINE int64_t block_begin(int64_t lower) { return lower / kPanel * kPanel; }
+
+template <typename Element, typename Left, typename Right, typename Lower, typename Limit>
 HET_INLINE void multiply_row_tiles(const Left& a, const Right& b, int64_t rows, int64_t terms, float* scores,
-                                   const Limit& limit) {
+                                   const Lower& lower, const Limit& limit) {
   for (int64_t i = 0; i < rows; i += kRows) {
     const int64_t count = smaller(rows - i, kRows), columns = limit(i + count - 1);
-    for (int64_t j = 0; j < columns; j += kPanel)
+    for (int64_t j = block_begin(lower(i)); j < columns; j += kPanel)
       tile_of<Order::row, Element, float>(count)(
           a.data + i * a.stride, a.stride, b.data + j / kPanel * b.panel, b.stride, terms,
           scores + i * kScoreStride + j, kScoreStride, kPanel, Start::zero, nullptr);
   }
 }
 
-// p: its lines, columns adjacent. skip(j): terms before the first that column j has.
-template <typename Element, typename Right, typename Skip>
-HET_INLINE void accumulate_column_tiles(const float* p, const Right& b, int64_t terms, int64_t columns,
-                                        int64_t head, float* out, int64_t out_stride, const Skip& skip_of) {
+// p: its lines, columns adjacent. skip(j): terms before the first that column j has; end(j): where they end.
+template <typename Element, typename Right, typename Skip, typename End>
+HET_INLINE void accumulate_column_tiles(const float* p, const Right& b, int64_t columns, int64_t head,
+                                        float* out, int64_t out_stride, const Skip& skip_of,
+                                        const End& end_of) {
   for (int64_t j = 0; j < columns; j += kRows) {
-    const int64_t count = smaller(columns - j, kRows), skip = skip_of(j);
-    if (skip >= terms) break;
+    const int64_t count = smaller(columns - j, kRows), skip = skip_of(j), terms = end_of(j + count - 1);
+    if (skip >= terms) continue;
     const Right rest{b.data + skip * b.stride, b.panel, b.stride};
     accumulate_tiles<Element, Order::column>(p + skip * kScoreStride + j, kScoreStride, rest, count,
                                              terms - skip, head, out + j * out_stride, out_stride);
@@ -106,24 +110,27 @@ struct VectorProducts {
     return {space, row_stride(head)};
   }
 
-  template <typename Limit>
+  template <typename Lower, typename Limit>
   static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
-                            const Limit& limit) {
-    multiply_row_tiles<Single>(a, b, rows, head, scores, limit);
+                            const Lower& lower, const Limit& limit) {
+    multiply_row_tiles<Single>(a, b, rows, head, scores, lower, limit);
   }
-  template <typename Limit>
+  template <typename Lower, typename Limit>
   static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
-                              int64_t out_stride, const Limit& limit, float* /*scratch*/) {
+                              int64_t out_stride, const Lower& lower, const Limit& limit,
+                              float* /*scratch*/) {
     for (int64_t i = 0; i < rows; i += kRows) {
-      const int64_t count = smaller(rows - i, kRows);
-      accumulate_tiles<Single, Order::row>(p + i * kScoreStride, kScoreStride, b, count, limit(i + count - 1),
-                                           head, out + i * out_stride, out_stride);
+      const int64_t count = smaller(rows - i, kRows), begin = block_begin(lower(i));
+      accumulate_tiles<Single, Order::row>(p + i * kScoreStride + begin, kScoreStride, b.from_row(begin),
+                                           count, limit(i + count - 1) - begin, head, out + i * out_stride,
+                                           out_stride);
     }
   }
-  template <typename First>
-  static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
-                                 float* out, int64_t out_stride, const First& first, float* /*scratch*/) {
-    accumulate_column_tiles<Single>(p, b, rows, columns, head, out, out_stride, first);
+  template <typename First, typename End>
+  static void accumulate_columns(const float* p, const Right& b, int64_t /*rows*/, int64_t columns,
+                                 int64_t head, float* out, int64_t out_stride, const First& first,
+                                 const End& end, float* /*scratch*/) {
+    accumulate_column_tiles<Single>(p, b, columns, head, out, out_stride, first, end);
   }
 
  private:
@@ -179,37 +186,40 @@ struct TileProducts {
     return {to, steps};
   }
 
-  template <typename Limit>
+  template <typename Lower, typename Limit>
   static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t /*head*/, float* scores,
-                            const Limit& limit) {
+                            const Lower& lower, const Limit& limit) {
     for (int64_t i = 0; i < rows; i += kTileBlock) {
       const int64_t columns = limit(smaller(rows, i + kTileBlock) - 1);
-      for (int64_t j = 0; j < columns; j += kTileBlock)
+      for (int64_t j = block_begin(lower(i)); j < columns; j += kTileBlock)
         multiply_tiles(a.data + i / kTileBlock * a.steps * kTileStep, b.panel(j, 0), a.steps,
                        scores + i * kScoreStride + j, kScoreStride);
     }
   }
-  template <typename Limit>
+  template <typename Lower, typename Limit>
   static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
-                              int64_t out_stride, const Limit& limit, float* scratch) {
+                              int64_t out_stride, const Lower& lower, const Limit& limit, float* scratch) {
     auto* left = reinterpret_cast<bf16*>(scratch);
     for (int64_t i = 0; i < rows; i += kTileBlock) {
-      const int64_t count = smaller(rows - i, kTileBlock), terms = padded(limit(i + count - 1));
-      if (terms == 0) continue;
-      pack_tiles<Side::left>(p + i * kScoreStride, {kScoreStride, 1}, count, terms, left);
+      const int64_t count = smaller(rows - i, kTileBlock), begin = block_begin(lower(i));
+      const int64_t terms = padded(limit(i + count - 1)) - begin;
+      if (terms <= 0) continue;
+      pack_tiles<Side::left>(p + i * kScoreStride + begin, {kScoreStride, 1}, count, terms, left);
       for (int64_t c = 0; c < head; c += kTileBlock)
-        multiply_tiles<true>(left, b.panel(c, 0), terms / kTileTerms, out + i * out_stride + c, out_stride);
+        multiply_tiles<true>(left, b.panel(c, begin), terms / kTileTerms, out + i * out_stride + c,
+                             out_stride);
     }
   }
-  template <typename First>
-  static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
-                                 float* out, int64_t out_stride, const First& first, float* scratch) {
+  template <typename First, typename End>
+  static void accumulate_columns(const float* p, const Right& b, int64_t /*rows*/, int64_t columns,
+                                 int64_t head, float* out, int64_t out_stride, const First& first,
+                                 const End& end, float* scratch) {
     auto* left = reinterpret_cast<bf16*>(scratch);
     for (int64_t j = 0; j < columns; j += kTileBlock) {
-      const int64_t skip = first(j) / kTileTerms * kTileTerms;
-      if (skip >= rows) break;
-      pack_tiles<Side::left>(p + skip * kScoreStride + j, {1, kScoreStride}, smaller(columns - j, kTileBlock),
-                             rows - skip, left);
+      const int64_t count = smaller(columns - j, kTileBlock);
+      const int64_t skip = first(j) / kTileTerms * kTileTerms, rows = end(j + count - 1);
+      if (skip >= rows) continue;
+      pack_tiles<Side::left>(p + skip * kScoreStride + j, {1, kScoreStride}, count, rows - skip, left);
       for (int64_t c = 0; c < head; c += kTileBlock)
         multiply_tiles<true>(left, b.panel(c, skip), steps_of(rows - skip), out + j * out_stride + c,
                              out_stride);
@@ -271,29 +281,32 @@ struct PairProducts {
     return {space, row_stride(head)};
   }
 
-  template <typename Limit>
+  template <typename Lower, typename Limit>
   static void multiply_rows(const Left& a, const Right& b, int64_t rows, int64_t head, float* scores,
-                            const Limit& limit) {
-    multiply_row_tiles<Pair>(a, b, rows, words_of(head), scores, limit);
+                            const Lower& lower, const Limit& limit) {
+    multiply_row_tiles<Pair>(a, b, rows, words_of(head), scores, lower, limit);
   }
-  template <typename Limit>
+  template <typename Lower, typename Limit>
   static void accumulate_rows(const float* p, const Right& b, int64_t rows, int64_t head, float* out,
-                              int64_t out_stride, const Limit& limit, float* scratch) {
+                              int64_t out_stride, const Lower& lower, const Limit& limit, float* scratch) {
     constexpr int64_t kStride = kKeys / 2 + 16;
     for (int64_t i = 0; i < rows; i += kRows) {
-      const int64_t count = smaller(rows - i, kRows), terms = limit(i + count - 1);
+      const int64_t count = smaller(rows - i, kRows), begin = block_begin(lower(i));
+      const int64_t terms = limit(i + count - 1) - begin;
       for (int64_t r = 0; r < count; ++r)
-        pack_pair_row(p + (i + r) * kScoreStride, terms, scratch + r * kStride);
-      accumulate_tiles<Pair, Order::row>(scratch, kStride, b, count, words_of(terms), head,
+        pack_pair_row(p + (i + r) * kScoreStride + begin, terms, scratch + r * kStride);
+      accumulate_tiles<Pair, Order::row>(scratch, kStride, b.from_row(begin), count, words_of(terms), head,
                                          out + i * out_stride, out_stride);
     }
   }
-  template <typename First>
+  template <typename First, typename End>
   static void accumulate_columns(const float* p, const Right& b, int64_t rows, int64_t columns, int64_t head,
-                                 float* out, int64_t out_stride, const First& first, float* scratch) {
+                                 float* out, int64_t out_stride, const First& first, const End& end,
+                                 float* scratch) {
     pack_pair_lines(p, kScoreStride, rows, columns, scratch, kScoreStride);
-    accumulate_column_tiles<Pair>(scratch, b, words_of(rows), columns, head, out, out_stride,
-                                  [&](int64_t j) { return first(j) / 2; });
+    accumulate_column_tiles<Pair>(
+        scratch, b, columns, head, out, out_stride, [&](int64_t j) { return first(j) / 2; },
+        [&](int64_t j) { return words_of(end(j)); });
   }
 
  private:

@@ -85,6 +85,15 @@ unsigned blocks_of(int64_t tokens, int tile, int64_t heads) {
   return static_cast<unsigned>(ceil_div(tokens, tile) * heads);
 }
 
+// The same of one run, where operand `which` has the starts.
+Attention of_run(Attention p, const Context& context, const KernelArguments& a, size_t which,
+                 const char* op) {
+  p.starts = a.in<int>(which);
+  p.op = op;
+  p.failure = context.failure;
+  return p;
+}
+
 // ---- forward ----
 
 // Whether wgmma does the forward pass. It is Hopper's alone.
@@ -133,10 +142,11 @@ std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request, const Co
   p.out = heads_of(request.outputs[0]);
   return for_float(request, request.inputs[0].type.dtype, [&]<typename T>(T) {
     const bool mma = suits_mma<T>(p, {p.q, p.k, p.v, p.out});
+    const bool packed = present(request.inputs, 3);
     prepare_forward<T>(request, context, p, mma);
     return make_kernel([=, &context](const KernelArguments& a) {
-      run_forward<T>(context, p, mma, a.in<T>(0), a.in<T>(1), a.in<T>(2),
-                     {a.out<T>(0), a.out<float>(1), nullptr}, nullptr);
+      run_forward<T>(context, packed ? of_run(p, context, a, 3, "attention") : p, mma, a.in<T>(0), a.in<T>(1),
+                     a.in<T>(2), {a.out<T>(0), a.out<float>(1), nullptr}, nullptr);
     });
   });
 }
@@ -156,6 +166,7 @@ __global__ void gradient_pairs(const Attention p, const T* dout, const T* out, c
   float sum = 0;
   if (exists) {
     const int b = static_cast<int>(head / p.query_heads), h = static_cast<int>(head % p.query_heads);
+    if (h == 0 && lane == 0) p.check_start(b, query);
     const T *x = dout + p.dout.at(b, query, h), *y = out + p.out.at(b, query, h);
     constexpr int N = kPack<T>;
     if (packs(x, p.head, N) && packs(y, p.head, N))
@@ -178,7 +189,7 @@ template <typename T>
 struct Gradient {
   const Context& context;
   Attention p;
-  bool mma;
+  bool mma, packed;
 
   int pairs_of_head() const { return static_cast<int>(ceil_div(p.queries, kPairRows)) * kPairRows; }
   int64_t pair_count() const { return static_cast<int64_t>(p.batch) * p.query_heads * pairs_of_head(); }
@@ -199,6 +210,9 @@ struct Gradient {
   }
 
   void run(const KernelArguments& a) const {
+    run(a, packed ? of_run(p, context, a, 6, "attention_gradient") : p);
+  }
+  void run(const KernelArguments& a, const Attention& p) const {
     const T *dout = a.in<T>(0), *q = a.in<T>(1), *k = a.in<T>(2), *v = a.in<T>(3);
     T *dq = a.out<T>(0), *dk = a.out<T>(1), *dv = a.out<T>(2);
     auto* pairs = reinterpret_cast<float2*>(a.workspace);
@@ -238,7 +252,8 @@ std::unique_ptr<Kernel> prepare_gradient(const KernelRequest& request, const Con
   p.dk = heads_of(request.outputs[1]);
   p.dv = heads_of(request.outputs[2]);
   return for_float(request, request.inputs[1].type.dtype, [&]<typename T>(T) {
-    const Gradient<T> gradient{context, p, suits_mma<T>(p, {p.dout, p.q, p.k, p.v, p.dq, p.dk, p.dv})};
+    const Gradient<T> gradient{context, p, suits_mma<T>(p, {p.dout, p.q, p.k, p.v, p.dq, p.dk, p.dv}),
+                               present(request.inputs, 6)};
     gradient.prepare(request);
     return make_kernel([gradient](const KernelArguments& a) { gradient.run(a); }, gradient.workspace_bytes());
   });

@@ -23,6 +23,11 @@ struct Attention {
   int splits = 1, span = 0;
   bool causal = false;
   float scale = 1;
+  // [batch, queries]: where each query begins to see, in rows of several examples; null: all from key 0.
+  // Which operator has it, for failures.
+  const int* starts = nullptr;
+  const char* op = nullptr;
+  Failure* failure = nullptr;
   Heads q, k, v, out, dout, dq, dk, dv;
 
   __host__ __device__ int group() const { return query_heads / key_heads; }
@@ -35,6 +40,33 @@ struct Attention {
   // Keys that a row sees, when query 0 sees keys 0 to `position`.
   __device__ int visible(int row, int position) const {
     return causal ? min(keys, query_of(row) + position + 1) : keys;
+  }
+  // The first key that a query sees. It never falls along a row: a tile of queries sees keys from that of its
+  // first query on, and those before its last query's are not seen by all.
+  __device__ int begin(int b, int query) const {
+    if (starts == nullptr) return 0;
+    const int i = min(query, queries - 1);
+    return max(0, min(i, starts[static_cast<int64_t>(b) * queries + i]));
+  }
+  // Report a query that begins to see behind itself, or before the query before it.
+  __device__ void check_start(int b, int query) const {
+    if (starts == nullptr || query >= queries) return;
+    const int* row = starts + static_cast<int64_t>(b) * queries;
+    const int start = row[query], before = query == 0 ? 0 : row[query - 1];
+    if (start < before || start > query) report(failure, {Failure::bad_start, query, start, 0, op});
+  }
+  // The first query that sees no key up to `key` any more, from query `from` on.
+  __device__ int queries_end(int b, int key, int from) const {
+    if (starts == nullptr) return queries;
+    int low = from, high = queries;
+    while (low < high) {
+      const int middle = low + (high - low) / 2;
+      if (begin(b, middle) > key)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return low;
   }
   // A query in the order of lse [batch, query_heads, queries].
   __device__ int64_t index(int b, int query, int h) const {
@@ -57,7 +89,7 @@ struct RowBlock {
     h = static_cast<int>(i % p.row_heads());
     b = static_cast<int>(i / p.row_heads());
     end = p.visible(min(p.rows(), first + tile_rows) - 1, position);
-    begin = 0;
+    begin = p.begin(b, p.query_of(first));
     if (p.splits > 1) {
       begin = split * p.span;
       end = min(end, begin + p.span);

@@ -175,25 +175,42 @@ __device__ inline void write_rows(std::byte* tile, int first, const float (&sums
 
 // ---- forward ----
 
-// Scores of rows from `first` on and keys from `from` on that their rows do not see, or from `end` on, become
-// -infinity.
+// Scores of rows of sample b from `first` on and keys from `from` on that their rows do not see, or from
+// `end` on, become `hidden`.
 template <int M, int N>
-__device__ inline void mask(const Attention& p, float (&s)[M][N][4], int first, int from, int end,
-                            int position) {
+__device__ inline void mask(const Attention& p, float (&s)[M][N][4], int b, int first, int from, int end,
+                            int position, float hidden = -INFINITY) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int limit =
-          min(end, p.visible(first + m * 16 + half * 8 + lane / 4, position)) - from - lane % 4 * 2;
+      const int row = first + m * 16 + half * 8 + lane / 4, column = from + lane % 4 * 2;
+      const int limit = min(end, p.visible(row, position)) - column;
+      const int begin = p.begin(b, p.query_of(row)) - column;
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          if (n * 8 + e >= limit) s[m][n][2 * half + e] = -INFINITY;
+          if (n * 8 + e >= limit || n * 8 + e < begin) s[m][n][2 * half + e] = hidden;
     }
 }
+
+// The tiles of keys that the rows of a warp see: those up to begin or from end on by none of them, those
+// between all_from and all_to by all.
+struct WarpKeys {
+  int begin, end, all_from, all_to;
+
+  __device__ WarpKeys(const Attention& p, const RowBlock& block, int row, int rows, int position) {
+    const bool exists = row < p.rows();
+    begin = p.begin(block.b, p.query_of(row));
+    end = exists ? min(block.end, p.visible(row + rows - 1, position)) : 0;
+    all_from = p.begin(block.b, p.query_of(row + rows - 1));
+    all_to = min(block.end, p.visible(row, position));
+  }
+  __device__ bool sees(int from, int keys) const { return from < end && from + keys > begin; }
+  __device__ bool sees_all(int from, int keys) const { return from >= all_from && from + keys <= all_to; }
+};
 
 // Online softmax: scores become exp2(c (score - row_max)), c = scale log2(e), `row_max` being the largest
 // score of a row so far, `total` the sum over the lane's columns. What was summed before has to be multiplied
@@ -284,6 +301,7 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
   const RowBlock block(p, kRows, start);
   const int b = block.b, h = block.h, key_head = h * p.packed / p.group();
   const int warp_row = threadIdx.x / kWarp * (16 * M);
+  if (h == 0 && threadIdx.x < kRows) p.check_start(b, block.first + static_cast<int>(threadIdx.x));
   const Shared query_tile = shared_address(dynamic_shared());
   const Shared key_tiles = query_tile + kRows * kHead * 2, value_tiles = key_tiles + 2 * kTileBytes;
 
@@ -310,21 +328,18 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
       row_max[m][half] = -INFINITY;
       total[m][half] = 0;
     }
-  const int min_visible = min(block.end, p.visible(block.first + warp_row, start));
-  const int warp_end = block.first + warp_row >= p.rows()
-                           ? 0
-                           : min(block.end, p.visible(block.first + warp_row + 16 * M - 1, start));
+  const WarpKeys seen(p, block, block.first + warp_row, 16 * M, start);
 
   int stage = 0;
   for (int from = block.begin; from < block.end; from += kKeys, stage ^= 1) {
     wait_for_copies<0>();
     __syncthreads();  // the tile has come for all, and all are done with the other one
     if (from + kKeys < block.end) copy_keys(from + kKeys, stage ^ 1);
-    if (from >= warp_end) continue;
+    if (!seen.sees(from, kKeys)) continue;
 
     float s[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
-    if (from + kKeys > min_visible) mask(p, s, block.first + warp_row, from, block.end, start);
+    if (!seen.sees_all(from, kKeys)) mask(p, s, b, block.first + warp_row, from, block.end, start);
     float shrink[M][2];
     if (online_softmax(s, row_max, total, shrink, c)) rescale(sums, shrink);
     accumulate<T, kHead>(sums, s, value_tiles + stage * kTileBytes);
@@ -361,7 +376,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   };
   copy_rows<kRows, kHead>(query_tile, q + p.q.at(b, 0, h), p.q.token, block.first, p.queries, p.head);
   copy_rows<kRows, kHead>(dout_tile, dout + p.dout.at(b, 0, h), p.dout.token, block.first, p.queries, p.head);
-  copy_keys(0, 0);
+  copy_keys(block.begin, 0);
 
   const float c = p.scale * kLog2e;
   float sums[M][kHead / 8][4] = {};
@@ -373,16 +388,14 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
       pair[m][half] = pairs[(static_cast<int64_t>(b) * p.query_heads + h) * pairs_of_head + row];
     }
-  const int min_visible = p.visible(block.first + warp_row, 0);
-  const int warp_end =
-      block.first + warp_row >= p.queries ? 0 : p.visible(block.first + warp_row + 16 * M - 1, 0);
+  const WarpKeys seen(p, block, block.first + warp_row, 16 * M, 0);
 
   int stage = 0;
-  for (int from = 0; from < block.end; from += kKeys, stage ^= 1) {
+  for (int from = block.begin; from < block.end; from += kKeys, stage ^= 1) {
     wait_for_copies<0>();
     __syncthreads();
     if (from + kKeys < block.end) copy_keys(from + kKeys, stage ^ 1);
-    if (from >= warp_end) continue;
+    if (!seen.sees(from, kKeys)) continue;
 
     float s[M][N][4], d[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
@@ -394,19 +407,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           s[m][n][e] = fast_exp2(fmaf(s[m][n][e], c, -pair[m][e / 2].x)) * (d[m][n][e] - pair[m][e / 2].y);
-    if (from + kKeys > min_visible)
-#pragma unroll
-      for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = block.first + warp_row + m * 16 + half * 8 + lane / 4;
-          const int limit = p.visible(row, 0) - from - lane % 4 * 2;
-#pragma unroll
-          for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (n * 8 + e >= limit) s[m][n][2 * half + e] = 0;
-        }
+    if (!seen.sees_all(from, kKeys)) mask(p, s, b, block.first + warp_row, from, block.end, 0, 0.0f);
     accumulate<T, kHead>(sums, s, key_tiles + stage * kTileBytes);
   }
 
@@ -439,6 +440,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const std::byte* pair_bytes = dynamic_shared() + 2 * kOwnBytes + 4 * kTileBytes;
 
   const int begin = p.causal ? first / kRows * kRows : 0;
+  const int end = p.queries_end(b, first + kKeys - 1, first);
   const auto copy_queries = [&](int g, int from, int stage) {
     const int h = key_head * p.group() + g;
     copy_rows<kRows, kHead>(query_tiles + stage * kTileBytes, q + p.q.at(b, 0, h), p.q.token, from, p.queries,
@@ -464,7 +466,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     __syncthreads();
     const int here = from;
     from += kRows;
-    if (from >= p.queries) {
+    if (from >= end) {
       from = begin;
       ++g;
     }
@@ -486,6 +488,13 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           if (here + n * 8 + lane % 4 * 2 + e % 2 < first + warp_key + e / 2 * 8 + lane / 4) s[0][n][e] = 0;
+    if (p.begin(b, here + kRows - 1) > first + warp_key)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (p.begin(b, here + n * 8 + lane % 4 * 2 + e % 2) > first + warp_key + e / 2 * 8 + lane / 4)
+            s[0][n][e] = 0;
     accumulate<T, kHead>(value_sums, s, dout_tiles + stage * kTileBytes);
     multiply<T, kHead, kKeys, kRows>(d, value_tile, warp_key, dout_tiles + stage * kTileBytes);
 #pragma unroll

@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(kPlainThreads)
   if (start < 0) return;
   const RowBlock block(p, R, start);
   const int b = block.b, h = block.h, key_head = h * p.packed / p.group();
+  if (h == 0 && threadIdx.x < R) p.check_start(b, block.first + static_cast<int>(threadIdx.x));
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
   float* queries = reinterpret_cast<float*>(dynamic_shared());
   float *keys = queries + R * Tile::kStride, *values = keys + R * Tile::kStride,
@@ -137,11 +138,13 @@ __global__ void __launch_bounds__(kPlainThreads)
     multiply_plain<kHead>(s, queries, keys, p.head);
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      const int limit = min(block.end, p.visible(block.first + ty + kSide * i, start));
+      const int row = block.first + ty + kSide * i;
+      const int begin = p.begin(b, row), limit = min(block.end, p.visible(row, start));
       float now = -INFINITY;
 #pragma unroll
       for (int j = 0; j < P; ++j) {
-        s[i][j] = from + tx + kSide * j < limit ? s[i][j] * p.scale : -INFINITY;
+        const int key = from + tx + kSide * j;
+        s[i][j] = begin <= key && key < limit ? s[i][j] * p.scale : -INFINITY;
         now = fmaxf(now, s[i][j]);
       }
       now = fmaxf(row_max[i], row_combine(now, [](float x, float y) { return fmaxf(x, y); }));
@@ -205,8 +208,9 @@ __global__ void __launch_bounds__(kPlainThreads)
                    [&](int i) { return own_d + at_d.at(b, first + i, h); });
 
   float sums[P][Tile::kSums][4] = {}, sums_d[P][Tile::kSums][4] = {};
-  const int begin = kQueries || !p.causal ? 0 : first / R * R;
-  const int end = kQueries ? p.visible(min(own_count, first + R) - 1, 0) : other_count;
+  const int begin = kQueries ? p.begin(b, first) : p.causal ? first / R * R : 0;
+  const int end =
+      kQueries ? p.visible(min(own_count, first + R) - 1, 0) : p.queries_end(b, first + R - 1, first);
   for (int g = 0; g < (kQueries ? 1 : p.group()); ++g) {
     const int other_head = kQueries ? h / p.group() : h * p.group() + g;
     const float2* pair =
@@ -228,7 +232,7 @@ __global__ void __launch_bounds__(kPlainThreads)
           const int row = first + ty + kSide * i, column = from + tx + kSide * j;
           const int query = kQueries ? row : column, key = kQueries ? column : row;
           const float2 two = pair[query];
-          const bool seen = key < p.visible(query, 0);
+          const bool seen = p.begin(b, query) <= key && key < p.visible(query, 0);
           s[i][j] = seen ? exp2f(fmaf(s[i][j], p.scale * kLog2e, -two.x)) : 0.0f;
           d[i][j] = s[i][j] * (d[i][j] - two.y);
         }

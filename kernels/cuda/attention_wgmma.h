@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   const RowBlock block(p, kRows, 0);
   const int b = block.b, h = block.h, key_head = h / p.group();
   const int warp_row = threadIdx.x / kWarp * 16;
+  if (h == 0 && threadIdx.x < kRows) p.check_start(b, block.first + static_cast<int>(threadIdx.x));
   const Shared start = shared_address(dynamic_shared());
   const Shared query_tile = (start + 1023) / 1024 * 1024;  // what the swizzle asks for
   const Shared key_tiles = query_tile + kRows * kHead * 2, value_tiles = key_tiles + 2 * kTileBytes;
@@ -69,19 +70,20 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
     commit_products();
   };
 
-  const int tiles = (block.end + kKeys - 1) / kKeys;
+  const int first_tile = block.begin / kKeys, tiles = (block.end + kKeys - 1) / kKeys;
   copy_rows<kRows, kHead, kThreads>(query_tile, q + p.q.at(b, 0, h), p.q.token, block.first, p.queries,
                                     p.head);
-  copy_keys(0);
+  copy_keys(first_tile);
   commit_copies();
 
   const float c = p.scale * kLog2e;
   float sums[1][D][4] = {}, row_max[1][2] = {{-INFINITY, -INFINITY}}, total[1][2] = {};
-  const int min_visible = min(block.end, p.visible(block.first + warp_row, 0));
+  const WarpKeys seen(p, block, block.first + warp_row, 16, 0);
 
   uint32_t rows[N / 2][4];  // probabilities of the last tile
   const auto softmax_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
-    if (tile * kKeys + kKeys > min_visible) mask(p, s, block.first + warp_row, tile * kKeys, block.end, 0);
+    if (!seen.sees_all(tile * kKeys, kKeys))
+      mask(p, s, b, block.first + warp_row, tile * kKeys, block.end, 0);
     return online_softmax(s, row_max, total, shrink, c);
   };
   const auto next_tile = [&](int tile) {
@@ -96,14 +98,14 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   };
   {
     float s[1][N][4], shrink[1][2];
-    next_tile(0);
-    multiply_keys(s, 0);
+    next_tile(first_tile);
+    multiply_keys(s, first_tile);
     wait_for_products<0>();
     hold_registers(s[0]);
-    softmax_tile(s, shrink, 0);
+    softmax_tile(s, shrink, first_tile);
     to_operand<T>(s, rows);
   }
-  for (int tile = 1; tile < tiles; ++tile) {
+  for (int tile = first_tile + 1; tile < tiles; ++tile) {
     float s[1][N][4], shrink[1][2];
     next_tile(tile);
     multiply_keys(s, tile);

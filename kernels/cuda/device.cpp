@@ -283,6 +283,7 @@ class CudaDevice final : public Device {
     const char* op = failure.op != nullptr ? failure.op : "a kernel on the GPU";
     if (failure.kind == Failure::bad_index)
       kernels::refuse_index(op, failure.position, failure.value, failure.limit);
+    if (failure.kind == Failure::bad_start) kernels::refuse_start(op, failure.position, failure.value);
     kernels::refuse_position(op, failure.value, failure.position, failure.limit);
   }
 

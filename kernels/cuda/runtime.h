@@ -25,7 +25,7 @@ void check(cudaError_t result, const char* what);
 // Set by a kernel that meets a value which no launch can refuse beforehand, such as an index outside its
 // table; in host memory that the GPU writes to, by report() of vector.h. Device::synchronize() throws it.
 struct Failure {
-  enum Kind : int { none, bad_index, bad_position };
+  enum Kind : int { none, bad_index, bad_position, bad_start };
   int kind;
   long long position, value, limit;
   const char* op = nullptr;  // the operator's name: a literal of the host's, which the GPU only passes on

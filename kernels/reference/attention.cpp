@@ -5,6 +5,7 @@
 #include "core/base/error.h"
 #include "kernels/reference/families.h"
 #include "kernels/reference/operands.h"
+#include "kernels/request.h"
 
 namespace het::reference {
 namespace {
@@ -31,17 +32,32 @@ double dot(const View& q, const View& k, int64_t b, int64_t i, int64_t h, int64_
   return total;
 }
 
-// One query's attention over the first `seen` keys, with scratch for as many; its log-sum-exp is returned.
+// Where the tokens of sample b begin to see: operand `which`, or all from 0.
+class Begins {
+ public:
+  Begins(const Operands& o, size_t which, const char* op, int64_t b, int64_t tokens) {
+    if (!o.has_in(which)) return;
+    for (int64_t i = 0; i < tokens; ++i) starts_.push_back(static_cast<int32_t>(o.in(which).at(b, i)));
+    kernels::require_starts(op, starts_.data(), tokens);
+  }
+  int64_t operator[](int64_t i) const { return starts_.empty() ? 0 : starts_[static_cast<size_t>(i)]; }
+
+ private:
+  std::vector<int32_t> starts_;
+};
+
+// One query's attention over the keys from `begin` to `seen`, with scratch for as many; its log-sum-exp is
+// returned.
 double attend(const View& q, const View& k, const View& v, const View& out, double scale, int64_t b,
-              int64_t i, int64_t h, int64_t kh, int64_t seen, double* p) {
+              int64_t i, int64_t h, int64_t kh, int64_t begin, int64_t seen, double* p) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
-  for (int64_t j = 0; j < seen; ++j) most = std::max(most, p[j] = scale * dot(q, k, b, i, h, j, kh));
-  for (int64_t j = 0; j < seen; ++j) total += std::exp(p[j] - most);
-  const double lse = seen > 0 ? most + std::log(total) : most;
-  for (int64_t j = 0; j < seen; ++j) p[j] = std::exp(p[j] - lse);
+  for (int64_t j = begin; j < seen; ++j) most = std::max(most, p[j] = scale * dot(q, k, b, i, h, j, kh));
+  for (int64_t j = begin; j < seen; ++j) total += std::exp(p[j] - most);
+  const double lse = seen > begin ? most + std::log(total) : most;
+  for (int64_t j = begin; j < seen; ++j) p[j] = std::exp(p[j] - lse);
   for (int64_t c = 0; c < q.size(3); ++c) {
     double sum = 0;
-    for (int64_t j = 0; j < seen; ++j) sum += p[j] * v.at(b, j, kh, c);
+    for (int64_t j = begin; j < seen; ++j) sum += p[j] * v.at(b, j, kh, c);
     out.set_at(sum, b, i, h, c);
   }
   return lse;
@@ -52,12 +68,15 @@ std::unique_ptr<Kernel> attention(const KernelRequest& request) {
   const auto body = [setting = Setting(request)](const Operands& o) {
     const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), lse = o.out(1);
     const int64_t t = q.size(1), s = k.size(1), group = q.size(2) / k.size(2);
-    for (int64_t b = 0; b < q.size(0); ++b)
+    for (int64_t b = 0; b < q.size(0); ++b) {
+      const Begins begins(o, 3, "attention", b, t);
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i) {
           const int64_t seen = setting.visible(i, t, s);
-          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, seen, o.scratch()), b, h, i);
+          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, begins[i], seen, o.scratch()), b,
+                     h, i);
         }
+    }
   };
   return kernel_of(request, body, request.inputs[1].type.shape[1]);
 }
@@ -76,22 +95,23 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
         const int64_t t = q.size(1), s = k.size(1), d = q.size(3);
         double* p = o.scratch();         // [group, t, s]
         double* ds = p + pairs * group;  // [group, t, s]
-        for (int64_t b = 0; b < q.size(0); ++b)
+        for (int64_t b = 0; b < q.size(0); ++b) {
+          const Begins begins(o, 6, "attention_gradient", b, t);
           for (int64_t kh = 0; kh < k.size(2); ++kh) {
             for (int64_t g = 0; g < group; ++g)
               for (int64_t i = 0; i < t; ++i) {
-                const int64_t h = kh * group + g, seen = setting.visible(i, t, s);
+                const int64_t h = kh * group + g, begin = begins[i], seen = setting.visible(i, t, s);
                 double e = 0;
                 for (int64_t c = 0; c < d; ++c) e += dout.at(b, i, h, c) * out.at(b, i, h, c);
                 for (int64_t j = 0; j < s; ++j) {
                   const int64_t at = (g * t + i) * s + j;
-                  p[at] =
-                      j < seen ? std::exp(setting.scale * dot(q, k, b, i, h, j, kh) - lse.at(b, h, i)) : 0;
-                  ds[at] = j < seen ? p[at] * (dot(dout, v, b, i, h, j, kh) - e) : 0;
+                  const bool sees = begin <= j && j < seen;
+                  p[at] = sees ? std::exp(setting.scale * dot(q, k, b, i, h, j, kh) - lse.at(b, h, i)) : 0;
+                  ds[at] = sees ? p[at] * (dot(dout, v, b, i, h, j, kh) - e) : 0;
                 }
                 for (int64_t c = 0; c < d; ++c) {
                   double total = 0;
-                  for (int64_t j = 0; j < seen; ++j) total += ds[(g * t + i) * s + j] * k.at(b, j, kh, c);
+                  for (int64_t j = begin; j < seen; ++j) total += ds[(g * t + i) * s + j] * k.at(b, j, kh, c);
                   dq.set_at(setting.scale * total, b, i, h, c);
                 }
               }
@@ -108,6 +128,7 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
                 dv.set_at(value, b, j, kh, c);
               }
           }
+        }
       },
       2 * pairs * group);
 }
@@ -131,7 +152,8 @@ std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
     for (int64_t b = 0; b < q.size(0); ++b)
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i)
-          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, position + i + 1, o.scratch());
+          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, 0, position + i + 1,
+                 o.scratch());
   };
   return kernel_of(request, body, request.outputs[1].type.shape[1]);
 }

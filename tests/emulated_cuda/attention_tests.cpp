@@ -58,6 +58,13 @@ struct Work {
   int64_t products, conflicts;
 };
 
+// Where tokens begin to see whose examples have this many tokens.
+std::vector<int> starts_of(int64_t tokens, int64_t length) {
+  std::vector<int> starts;
+  for (int64_t i = 0; i < tokens; ++i) starts.push_back(static_cast<int>(i / length * length));
+  return starts;
+}
+
 Work work_of(std::string_view op, DType dtype, int64_t head, int64_t offset, double scale) {
   const TensorType x{dtype, {1, 130, 2, head}}, lse{DType::f32, {1, 2, 130}};
   Call call = op == "attention_gradient" ? Call({x, x, x, x, x, lse}, {x, x, x}, offset)
@@ -102,13 +109,60 @@ TEST_CASE("causal attention skips the tiles that no query sees") {
   }
 }
 
+TEST_CASE("attention of packed rows skips the tiles that no query sees") {
+  const TensorType x{DType::bf16, {1, 512, 1, 128}}, starts{DType::i32, {1, 512}},
+      lse{DType::f32, {1, 1, 512}};
+  const std::vector<int> values = starts_of(512, 128);
+  const auto products = [&](const char* op, std::vector<TensorType> in, const std::vector<TensorType>& out,
+                            bool packed) {
+    if (packed) in.push_back(starts);
+    Call call(in, out);
+    if (packed) std::memcpy(call.addresses[0].back(), values.data(), values.size() * sizeof(int));
+    const int64_t before = emulated::products();
+    call.run(op, {{"causal", true}});
+    return emulated::products() - before;
+  };
+  for (const int generation : {8, 9}) {
+    INFO("generation " << generation);
+    const Generation as(generation);
+    // Blocks of 128 queries: they see 1, 2, 3 and 4 times 128 keys, or packed 128 each. On the diagonal half
+    // of the tiles of 64 keys, or of 32, are skipped by warps of 32 rows.
+    const int64_t all = products("attention", {x, x, x}, {x, lse}, false);
+    const int64_t packed = products("attention", {x, x, x}, {x, lse}, true);
+    CHECK(packed * 3 < all * 2);
+    const int64_t gradient = products("attention_gradient", {x, x, x, x, x, lse}, {x, x, x}, false);
+    CHECK(products("attention_gradient", {x, x, x, x, x, lse}, {x, x, x}, true) * 3 < gradient * 2);
+  }
+}
+
+TEST_CASE("attention refuses starts that fall or are behind their token, on tensor cores too") {
+  const TensorType x{DType::bf16, {2, 70, 2, 64}}, starts{DType::i32, {2, 70}}, lse{DType::f32, {2, 2, 70}};
+  for (const int generation : {8, 9})
+    for (const char* op : {"attention", "attention_gradient"})
+      for (const int bad : {-7, 3, 1 << 30}) {
+        INFO(op << ", generation " << generation << ", start " << bad);
+        const Generation as(generation);
+        const bool gradient = op == std::string("attention_gradient");
+        Call call =
+            gradient ? Call({x, x, x, x, x, lse, starts}, {x, x, x}) : Call({x, x, x, starts}, {x, lse});
+        std::vector<int> values(140);
+        for (int i = 0; i < 70; ++i) values[70 + i] = i < 40 ? 0 : i < 65 ? 40 : bad;
+        std::memcpy(call.addresses[0].back(), values.data(), values.size() * sizeof(int));
+        CHECK_THROWS_WITH(call.run(op, {{"causal", true}}),
+                          Catch::Contains(" is " + std::to_string(bad) + "; it has to be"));
+      }
+}
+
 TEST_CASE("attention is the reference's on GPUs of each generation") {
   struct Sizes {
     int64_t batch, queries, keys, query_heads, key_heads, head;
     bool causal;
+    int64_t example = 0;  // tokens of one; 0: rows are not packed
   };
   for (const Sizes& z : {Sizes{1, 300, 300, 2, 1, 128, true}, Sizes{1, 70, 400, 1, 1, 64, false},
-                         Sizes{2, 129, 129, 2, 2, 72, true}, Sizes{1, 5, 257, 2, 2, 40, false}})
+                         Sizes{2, 129, 129, 2, 2, 72, true}, Sizes{1, 5, 257, 2, 2, 40, false},
+                         Sizes{1, 300, 300, 2, 1, 128, true, 70}, Sizes{2, 290, 290, 2, 2, 64, true, 131},
+                         Sizes{1, 260, 260, 1, 1, 40, true, 3}, Sizes{1, 129, 129, 1, 1, 64, true, 1}})
     for (const DType dtype : {DType::bf16, DType::f16}) {
       const TensorType q{dtype, {z.batch, z.queries, z.query_heads, z.head}};
       const TensorType k{dtype, {z.batch, z.keys, z.key_heads, z.head}};
@@ -121,7 +175,15 @@ TEST_CASE("attention is the reference's on GPUs of each generation") {
           in.back().set(i, philox(philox_key(in.size(), 1), static_cast<uint64_t>(i))[0] * 0x1p-30 - 2);
       }
       for (const TensorType& type : {q, lse}) wanted.emplace_back(type);
-      const Call layouts({q, k, k}, {q, lse});
+      std::vector<TensorType> types{q, k, k};
+      if (z.example > 0) {
+        types.push_back({DType::i32, {z.batch, z.queries}});
+        in.emplace_back(types.back());
+        const std::vector<int> starts = starts_of(z.queries, z.example);
+        for (int64_t i = 0; i < in.back().elements(); ++i)
+          in.back().set(i, starts[static_cast<size_t>(i % z.queries)]);
+      }
+      const Call layouts(types, {q, lse});
       std::vector<std::byte*> inputs, outputs;
       for (const Tensor& tensor : in) inputs.push_back(tensor.bytes());
       for (const Tensor& tensor : wanted) outputs.push_back(tensor.bytes());
@@ -133,9 +195,10 @@ TEST_CASE("attention is the reference's on GPUs of each generation") {
         for (int run = 0; run < 2; ++run) {  // work done late, and at once
           INFO("generation " << generation << ", " << z.queries << " queries, head " << z.head);
           const Generation as(generation);
-          Call call({q, k, k}, {q, lse});
+          Call call(types, {q, lse});
           for (size_t i = 0; i < in.size(); ++i)
-            std::memcpy(call.addresses[0][i], in[i].bytes(), static_cast<size_t>(in[i].elements() * 2));
+            std::memcpy(call.addresses[0][i], in[i].bytes(),
+                        static_cast<size_t>(in[i].elements() * bytes_of(in[i].dtype())));
           call.run("attention", attributes);
           int64_t wrong = 0;  // NaN too
           for (size_t o = 0; o < wanted.size(); ++o) {

@@ -12,6 +12,53 @@ struct Sizes {
   int64_t batch, queries, keys, query_heads, key_heads, size;
 };
 
+// Rows of examples of these lengths, over and over, one row after the other; each of the last tokens of a row
+// may be alone.
+OperandCase starts(int64_t batch, int64_t tokens, const std::vector<int64_t>& lengths, int64_t alone = 0) {
+  std::vector<double> values;
+  size_t example = 0;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t start = 0, i = 0; i < tokens; ++i) {
+      if (i >= tokens - alone)
+        start = i;
+      else if (i - start == lengths[example % lengths.size()]) {
+        start = i;
+        ++example;
+      }
+      values.push_back(static_cast<double>(start));
+    }
+  return OperandCase{Kind::i32, {batch, tokens}}.of(std::move(values));
+}
+
+// Rows of several examples: within a tile, over several, from one tile's edge to the next.
+void add_packed(std::vector<Case>& cases) {
+  struct Packed {
+    Sizes s;
+    OperandCase starts;
+  };
+  const std::vector<Packed> all = {
+      {{1, 1, 1, 1, 1, 1}, starts(1, 1, {1})},
+      {{2, 9, 9, 2, 1, 4}, starts(2, 9, {4, 2, 3, 1})},
+      {{1, 9, 9, 2, 2, 8}, starts(1, 9, {1})},
+      {{2, 40, 40, 2, 2, 16}, starts(2, 40, {17, 5, 9}, 6)},
+      {{1, 70, 70, 4, 2, 32}, starts(1, 70, {70})},
+      {{2, 150, 150, 2, 1, 64}, starts(2, 150, {33, 70, 5, 28, 1}, 13)},
+      {{1, 300, 300, 1, 1, 24}, starts(1, 300, {128, 64, 3, 96, 9})},
+      {{1, 290, 290, 2, 1, 40}, starts(1, 290, {7}, 20)},
+      {{1, 270, 270, 2, 2, 128}, starts(1, 270, {2, 150, 100}, 5)},
+      {{2, 40, 40, 1, 1, 136}, starts(2, 40, {20, 3, 15})},
+  };
+  for (const auto& [s, begin] : all) {
+    const Shape q{s.batch, s.queries, s.query_heads, s.size}, k{s.batch, s.keys, s.key_heads, s.size};
+    cases.push_back(
+        {"attention", {T(q).in(-2, 2), T(k).in(-2, 2), T(k), begin}, {{"causal", true}}, kProducts});
+    cases.push_back({"attention_gradient",
+                     {T(q), T(q), T(k), T(k), T(q), A({s.batch, s.query_heads, s.queries}).in(2, 4), begin},
+                     {{"causal", true}},
+                     kTwoProducts});
+  }
+}
+
 }  // namespace
 
 std::vector<Case> attention_cases() {
@@ -35,6 +82,7 @@ std::vector<Case> attention_cases() {
                        attributes,
                        kTwoProducts});
     }
+  add_packed(cases);
   // Scores far apart: the running maximum has to be kept.
   Case steep{"attention",
              {T({1, 9, 2, 8}).in(-30, 30), T({1, 9, 2, 8}), T({1, 9, 2, 8})},

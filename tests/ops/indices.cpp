@@ -28,7 +28,15 @@ std::vector<Wrong> wrong_indices() {
                     below_none = OperandCase{Kind::i32, {1, 4, 1}}.of({1, -1, 0, -3}), x = T({1, 4, 3}),
                     places = T({7, 1, 1, 3});
   const Attributes experts{{"experts", int64_t{7}}, {"capacity", int64_t{1}}};
+  const OperandCase behind = OperandCase{Kind::i32, {1, 4}}.of({0, 0, 2, 4}),
+                    falls = OperandCase{Kind::i32, {1, 4}}.of({0, 1, 0, 0}), head = T({1, 4, 1, 8});
+  const Attributes causal{{"causal", true}};
   return {
+      {{"attention", {head, head, head, behind}, causal}, 3, ": the start of token 3 is 4"},
+      {{"attention", {head, head, head, falls}, causal}, 3, ": the start of token 2 is 0"},
+      {{"attention_gradient", {head, head, head, head, head, A({1, 1, 4}), falls}, causal},
+       6,
+       ": the start of token 2 is 0"},
       {{"scatter_add", {T({2, 2}), pairs}, {{"size", int64_t{7}}}}, 1, above},
       {{"gather", {T({2, 7}), pairs}}, 1, above},
       {{"expert_slots", {slot}, experts}, 0, above},

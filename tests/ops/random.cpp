@@ -110,6 +110,18 @@ std::vector<Case> random_cases(uint64_t seed) {
                      {T(q), T(q), T(keys), T(keys), T(q), A({q[0], q[2], q[1]}).in(2, 4)},
                      {{"causal", causal}},
                      kTwoProducts});
+    if (causal) {
+      std::vector<double> starts;
+      for (int64_t b = 0; b < q[0]; ++b)
+        for (int64_t i = 0; i < tokens; ++i)
+          starts.push_back(i == 0 || dice.size(9) == 1 ? static_cast<double>(i) : starts.back());
+      const OperandCase begin = OperandCase{Kind::i32, {q[0], tokens}}.of(std::move(starts));
+      cases.push_back({"attention", {T(q), T(keys), T(keys), begin}, {{"causal", true}}, kTwoProducts});
+      cases.push_back({"attention_gradient",
+                       {T(q), T(q), T(keys), T(keys), T(q), A({q[0], q[2], q[1]}).in(2, 4), begin},
+                       {{"causal", true}},
+                       kTwoProducts});
+    }
     cases.push_back({"rotary",
                      {T({q[0], tokens, q[2], 2 * size}), I32({tokens}, 0, 50)},
                      {{"interleaved", dice.coin()}}});
