@@ -275,6 +275,7 @@ int new_corpus(lua_State* L) {
     options.counts_all = field<bool>(L, 1, "counts_all").value_or(false);
     options.chat_template = field<Path>(L, 1, "chat_template").value_or(Path{});
     options.ending = field<std::string>(L, 1, "ending");
+    options.packing = field<bool>(L, 1, "packing").value_or(false);
     options.vocabulary = vocabulary();
     return Convert<CorpusHandle>::push(L, Corpus::from_examples(options));
   }
@@ -366,16 +367,18 @@ int corpus_index(lua_State* L) {
     return Convert<int64_t>::push(L, corpus->examples(Split::train) + corpus->examples(Split::holdout));
   }
   if (name == "holds_out") return Convert<bool>::push(L, corpus->holds_out());
+  if (name == "packs") return Convert<bool>::push(L, corpus->packs());
   if (name == "files") return Convert<int>::push(L, corpus->files());
   if (name == "skipped") return Convert<int>::push(L, corpus->skipped());
   return 0;
 }
 
-int sampler_next(lua_State* L) {  // -> {inputs = {...}, labels = {...}, count, cursor}
+int sampler_next(lua_State* L) {  // -> {inputs = {...}, labels = {...}, count, cursor}, packed with starts
   const Batch batch = check_object<SamplerHandle>(L, 1)->next();
   lua_newtable(L);
-  for (const auto& [name, tensors] :
-       {std::pair{"inputs", &batch.inputs}, std::pair{"labels", &batch.labels}}) {
+  for (const auto& [name, tensors] : {std::pair{"inputs", &batch.inputs}, std::pair{"labels", &batch.labels},
+                                      std::pair{"starts", &batch.starts}}) {
+    if (tensors->empty()) continue;
     lua_newtable(L);
     for (size_t i = 0; i < tensors->size(); ++i) {
       push_tensor(L, (*tensors)[i]);
@@ -390,6 +393,11 @@ int sampler_next(lua_State* L) {  // -> {inputs = {...}, labels = {...}, count, 
 int64_t sampler_cursor(SamplerHandle& sampler) { return sampler->cursor(); }
 void sampler_seek(SamplerHandle& sampler, int64_t cursor) { sampler->seek(cursor); }
 void sampler_close(SamplerHandle& sampler) { sampler->close(); }
+// How many examples share how many rows, and how many tokens they have.
+std::vector<int64_t> sampler_packed(SamplerHandle& sampler) {
+  const PackedExamples packed = sampler->packed();
+  return {packed.examples, packed.rows, packed.tokens};
+}
 
 // --- a tokenizer without a corpus: of a saved vocabulary
 
@@ -507,8 +515,9 @@ void add_data(lua_State* L) {
        bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler"),
        bind<&corpus_cuts>("cuts")},
       &corpus_index);
-  make_class<SamplerHandle>(L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"),
-                                bind<&sampler_seek>("seek"), bind<&sampler_close>("close")});
+  make_class<SamplerHandle>(
+      L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek"),
+          bind<&sampler_close>("close"), bind<&sampler_packed>("packed")});
   make_class<TokenizerHandle>(L,
                               {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"),
                                bind<&tokenizer_decode>("decode"), bind<&tokenizer_chat>("chat")},

@@ -148,6 +148,12 @@ bool Corpus::holds_out() const {
   return sources_.empty() ? examples_or_tokens() > train_ : mixture_[1].has_value();
 }
 
+bool Corpus::packs() const {
+  return packs_ || std::any_of(sources_.begin(), sources_.end(), [](const MixedCorpus& source) {
+           return source.weight > 0 && source.corpus->packs();
+         });
+}
+
 uint64_t Corpus::fingerprint() const {
   if (!sources_.empty()) {
     std::string all;
@@ -166,6 +172,7 @@ uint64_t Corpus::fingerprint() const {
   if (has_examples()) {
     sample.append(reinterpret_cast<const char*>(starts_.data()), 8 * starts_.size());
     sample.append(reinterpret_cast<const char*>(counted_.data()), counted_.size());
+    if (packs_) sample += "packed";
   }
   return hash_of(sample);
 }

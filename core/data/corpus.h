@@ -60,6 +60,8 @@ struct ExampleCorpusOptions {
   Path chat_template = {};  // a file; empty: the tokenizer's
   // What ends a text and a completion; nothing: the token that ends a text by the tokenizer's folder.
   std::optional<std::string> ending = {};
+  // Are samples to train on rows of several examples?
+  bool packing = false;
 };
 
 // One example of a corpus: its tokens, and for each whether the loss counts its prediction.
@@ -115,6 +117,8 @@ class Corpus {
   // Is it made of examples? Then samples are whole examples, not windows of `view`.
   bool has_examples() const { return !starts_.empty(); }
   int64_t examples(Split split) const;
+  // Do several examples share a sample to train on: of this corpus, or of one that it mixes?
+  bool packs() const;
   Example example(Split split, int64_t index) const;
   int files() const { return files_; }                             // read
   int skipped() const { return skipped_; }                         // binary, links, beyond the size limit
@@ -141,6 +145,7 @@ class Corpus {
   int64_t train_ = 0;             // tokens of the first part, or examples
   std::vector<int64_t> starts_;   // of examples, and where the last one ends
   std::vector<uint8_t> counted_;  // one for each token of examples
+  bool packs_ = false;
   int64_t vocabulary_ = 0;
   int files_ = 0, skipped_ = 0;
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -187,6 +187,7 @@ void for_each_in_order(size_t count, const Body& body) {
 std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& options) {
   std::shared_ptr<Corpus> corpus(new Corpus);
   corpus->name_ = options.path.text;
+  corpus->packs_ = options.packing;
   std::vector<Path> paths;
   for (const DataFile& file : data_files(options.path, ".jsonl").files) paths.push_back(file.path);
   std::vector<std::unique_ptr<MappedFile>> files;

@@ -1,6 +1,6 @@
-// Batches of windows of a corpus, or of its examples. Sample number i of a run is a pure function of
-// (corpus, seed, i): the order depends neither on batch, micro-batch nor rank, and a run goes on at any
-// cursor. A thread of the Sampler's own makes batches ahead.
+// Batches of windows of a corpus, of its examples, or of rows of several examples. Sample number i of a run
+// is a pure function of (corpus, context, seed, i): the order depends neither on batch, micro-batch nor rank,
+// and a run goes on at any cursor. A thread of the Sampler's own makes batches ahead.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@
 #include "core/tensor/tensor.h"
 
 namespace het {
+
+class Samples;
 
 enum class Objective : uint8_t {
   next_token,  // labels are the inputs shifted by one
@@ -34,9 +36,11 @@ struct SamplerOptions {
   int ahead = 2;            // batches made ahead; 0: none, and no thread
 };
 
-// The micro-batches of one step: inputs and labels i32[microbatch, context].
+// The micro-batches of one step: inputs and labels i32[microbatch, context]. Where samples are rows of
+// several examples, also i32[microbatch, context] where the example of each token begins in its row; padding
+// stands alone.
 struct Batch {
-  std::vector<Tensor> inputs, labels;
+  std::vector<Tensor> inputs, labels, starts;
   int64_t cursor = 0;    // number of the batch's first sample in the run
   int64_t labelled = 0;  // labels that count in the whole batch, over all ranks
 };
@@ -48,6 +52,12 @@ struct ExampleCuts {
   int64_t empty = 0;  // of these: without a label that counts before the cut
 };
 ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context);
+
+// How the examples to train on lie in rows that they share.
+struct PackedExamples {
+  int64_t examples = 0, rows = 0;
+  int64_t tokens = 0;  // of the examples; rows have `context` each
+};
 
 // Where sample `index` starts in its split: a golden-ratio sequence, spread evenly over any part of it. The
 // seed decides where training's begins; the holdout's does not depend on it.
@@ -72,13 +82,14 @@ class Sampler {
   int64_t cursor() const { return cursor_; }
   void seek(int64_t cursor);
   void close();  // ends its thread: batches are then made when they are asked for
-  const SamplerOptions& options() const { return options_; }
+  const SamplerOptions& options() const;
   const Corpus& corpus() const { return *corpus_; }
+  PackedExamples packed() const;  // of all corpora that pack; no rows where none does
 
  private:
   struct Ahead;
   std::shared_ptr<const Corpus> corpus_;
-  SamplerOptions options_;
+  std::shared_ptr<const Samples> samples_;
   int64_t cursor_;
   std::unique_ptr<Ahead> ahead_;
 };

@@ -1,0 +1,316 @@
+#include "core/data/samples.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "core/base/error.h"
+#include "core/base/memory.h"
+#include "core/base/random.h"
+#include "core/base/units.h"
+#include "core/data/shuffle.h"
+
+namespace het {
+namespace {
+
+constexpr int kMostAhead = 64;
+constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15ull;  // 2^64 / golden ratio
+
+uint64_t upper_half_of_product(uint64_t a, uint64_t b) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>(static_cast<Wide>(a) * b >> 64);
+}
+
+uint64_t word_of(const std::array<uint32_t, 4>& draw) {
+  return static_cast<uint64_t>(draw[0]) << 32 | draw[1];
+}
+
+int64_t tokens_of_sample(const SamplerOptions& o) {
+  return o.context + (o.objective == Objective::next_token ? 1 : 0);
+}
+
+// What the masked objective does to one token.
+enum class Change : uint8_t { untouched, masked, random, kept };
+
+// Devlin et al., "BERT" (2019): of the tokens chosen, 80 % become the mask, 10 % a random token, 10 % stay.
+// Each is drawn by its place in the sample alone.
+class Masking {
+ public:
+  Masking(const SamplerOptions& o, int64_t vocabulary, int64_t sample)
+      : share_(o.mask_share),
+        context_(o.context),
+        vocabulary_(vocabulary),
+        sample_(static_cast<uint64_t>(sample)),
+        key_(philox_key(o.split == Split::train ? o.seed : 0, hash_of("mask"))) {
+    for (int64_t i = 0; i < context_ && any_ < 0; ++i)
+      if (chosen(draw(i))) any_ = i;
+    // A sample without any label would teach nothing.
+    if (any_ < 0)
+      forced_ = static_cast<int64_t>(
+          upper_half_of_product(word_of(draw(context_)), static_cast<uint64_t>(context_)));
+  }
+
+  Change change(int64_t i) const {
+    const auto words = draw(i);
+    if (!chosen(words) && i != forced_) return Change::untouched;
+    const float kind = uniform_of(words[1]);
+    return kind < 0.8f ? Change::masked : kind < 0.9f ? Change::random : Change::kept;
+  }
+  int32_t random_token(int64_t i) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(draw(i)[2]) * static_cast<uint64_t>(vocabulary_) >> 32);
+  }
+  int64_t labelled() const {
+    int64_t count = 0;
+    for (int64_t i = 0; i < context_; ++i) count += change(i) != Change::untouched ? 1 : 0;
+    return count;
+  }
+
+ private:
+  std::array<uint32_t, 4> draw(int64_t i) const { return philox(key_, static_cast<uint64_t>(i), sample_); }
+  bool chosen(const std::array<uint32_t, 4>& words) const {
+    return static_cast<double>(uniform_of(words[0])) < share_;
+  }
+
+  double share_;
+  int64_t context_, vocabulary_;
+  uint64_t sample_;
+  PhiloxKey key_;
+  int64_t any_ = -1, forced_ = -1;
+};
+
+// Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
+// epoch decide; those held out come once, as they stand. Nothing: the holdout has ended.
+std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
+  const int64_t count = corpus.examples(o.split);
+  if (o.split == Split::train)
+    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count));
+  return index < count ? std::optional(corpus.example(o.split, index)) : std::nullopt;
+}
+
+// Labels of an example that fit in a context.
+int64_t labels_of(const Example& example, int64_t context) {
+  return std::min(context, example.tokens.count - 1);
+}
+int64_t counted_labels(const Example& example, int64_t context) {
+  const uint8_t* first = example.counted + 1;
+  return std::count(first, first + labels_of(example, context), 1);
+}
+
+// Inputs and labels of an example, as far as they fit.
+void copy_example(const Example& example, int64_t count, int32_t* inputs, int32_t* labels) {
+  example.tokens.copy(0, count, inputs);
+  example.tokens.copy(1, count, labels);
+  for (int64_t i = 0; i < count; ++i)
+    if (example.counted[i + 1] == 0) labels[i] = kIgnoredLabel;
+}
+
+// A window of text, or of token ids.
+void fill_window(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs,
+                 int32_t* labels) {
+  const TokenView tokens = corpus.view(o.split);
+  const int64_t start = sample_start(o, tokens.count - tokens_of_sample(o) + 1, index);
+  tokens.copy(start, o.context, inputs);
+  if (o.objective == Objective::next_token) tokens.copy(start + 1, o.context, labels);
+  for (int64_t i = 0; i < o.context; ++i)
+    if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
+      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
+                 corpus.name(), inputs[i], start + i, name_of(o.split), corpus.vocabulary_size());
+  if (o.objective == Objective::next_token) {
+    const int32_t last = labels[o.context - 1];
+    if (last < 0 || last >= corpus.vocabulary_size())
+      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
+                 corpus.name(), last, start + o.context, name_of(o.split), corpus.vocabulary_size());
+    return;
+  }
+  const Masking masking(o, corpus.vocabulary_size(), index);
+  for (int64_t i = 0; i < o.context; ++i) {
+    const Change change = masking.change(i);
+    labels[i] = change == Change::untouched ? kIgnoredLabel : inputs[i];
+    if (change == Change::masked) inputs[i] = o.mask_token;
+    if (change == Change::random) inputs[i] = masking.random_token(i);
+  }
+}
+
+void require_examples(const Corpus& corpus, const SamplerOptions& o) {
+  if (o.objective != Objective::next_token)
+    fail_usage("'{}' holds examples: they are for models that predict the next token", corpus.name());
+  if (corpus.examples(o.split) == 0)
+    fail_usage("'{}' holds {} examples, none of them {}; use a {} holdout", corpus.name(),
+               corpus.examples(Split::train) + corpus.examples(Split::holdout),
+               o.split == Split::train ? "to train on" : "held out",
+               o.split == Split::train ? "smaller" : "larger");
+}
+
+// Throws unless the split has something to draw samples from, in every corpus of a mixture.
+void require_samples(const Corpus& corpus, const SamplerOptions& o) {
+  for (const MixedCorpus& source : corpus.sources())
+    if (source.weight > 0 && (o.split == Split::train || source.corpus->holds_out()))
+      require_samples(*source.corpus, o);
+  if (!corpus.sources().empty() && (o.split == Split::train || corpus.holds_out())) return;
+  if (corpus.has_examples()) return require_examples(corpus, o);
+  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
+  if (have >= need) return;
+  fail_usage(
+      "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text{}",
+      corpus.name(), name_of(o.split), have, o.context, need,
+      o.split == Split::holdout ? ", a shorter context or a larger holdout" : " or a shorter context");
+}
+
+SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
+  if (o.context < 1) fail_usage("a context of {} tokens is not possible; at least 1 is needed", o.context);
+  if (o.batch < 1) fail_usage("a batch of {} samples is not possible; at least 1 is needed", o.batch);
+  if (o.count == 0) o.count = o.batch - o.first;
+  if (o.first < 0 || o.count < 1 || o.first + o.count > o.batch)
+    fail_usage("samples {} to {} are asked of a batch of {}", o.first + 1, o.first + o.count, o.batch);
+  if (o.microbatch == 0) o.microbatch = o.count;
+  if (o.microbatch < 1 || o.count % o.microbatch != 0)
+    fail_usage("a micro-batch of {} does not divide the {} samples of the batch", o.microbatch, o.count);
+  if (o.start < 0) fail_usage("the cursor {} is before the first sample", o.start);
+  if (o.ahead < 0 || o.ahead > kMostAhead)
+    fail_usage("{} batches cannot be made ahead; 0 to {} can", o.ahead, kMostAhead);
+  if (o.objective == Objective::masked) {
+    if (!(o.mask_share > 0 && o.mask_share <= 1))
+      fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
+    if (o.mask_token < 0) o.mask_token = static_cast<int32_t>(corpus.vocabulary_size());
+  }
+  require_samples(corpus, o);
+  elements_of({o.batch, o.context});  // refuses a batch of more tokens than can be counted
+  const int64_t tensors = o.split == Split::train && corpus.packs() ? 3 : 2;
+  const int64_t bytes = tensors * TensorType{DType::i32, {o.count, o.context}}.bytes() * (o.ahead + 1);
+  constexpr int64_t kSmall = int64_t{64} << 20;
+  if (const int64_t available = bytes < kSmall ? bytes : available_memory(); bytes > available)
+    fail_environment("batches of {} samples take {}; {} are available", o.count, show_bytes(bytes),
+                     show_bytes(available));
+  return o;
+}
+
+}  // namespace
+
+ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
+  ExampleCuts cuts;
+  for (const MixedCorpus& source : corpus.sources()) {
+    const ExampleCuts own = cuts_of(*source.corpus, split, context);
+    cuts = {cuts.examples + own.examples, cuts.cut + own.cut, cuts.empty + own.empty};
+  }
+  const int64_t examples = corpus.has_examples() ? corpus.examples(split) : 0;
+  cuts.examples += examples;
+  for (int64_t i = 0; i < examples; ++i) {
+    const Example example = corpus.example(split, i);
+    if (example.tokens.count <= context + 1) continue;
+    ++cuts.cut;
+    cuts.empty += counted_labels(example, context) == 0 ? 1 : 0;
+  }
+  return cuts;
+}
+
+// Weyl's sequence: multiples of the golden ratio, modulo 1, fall ever more evenly over the text, so that
+// every batch draws from all parts of it and no part is visited much more often than another. The seed moves
+// the whole sequence.
+int64_t sample_start(const SamplerOptions& o, int64_t positions, int64_t index) {
+  const uint64_t origin =
+      o.split == Split::train ? word_of(philox(philox_key(o.seed, hash_of("samples")), 0)) : 0;
+  const uint64_t draw = origin + (static_cast<uint64_t>(index) + 1) * kGoldenRatio;
+  return static_cast<int64_t>(upper_half_of_product(draw, static_cast<uint64_t>(positions)));
+}
+
+Samples::Samples(const Corpus& corpus, const SamplerOptions& options)
+    : corpus_(corpus), options_(completed(corpus, options)) {
+  if (options_.split == Split::train) add_rows(corpus);
+}
+
+// Which examples share a row, of this corpus and of those that it mixes.
+void Samples::add_rows(const Corpus& corpus) {
+  for (const MixedCorpus& source : corpus.sources())
+    if (source.weight > 0) add_rows(*source.corpus);
+  if (!corpus.has_examples() || !corpus.packs() || rows_.contains(&corpus)) return;
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < corpus.examples(Split::train); ++i) {
+    lengths.push_back(labels_of(corpus.example(Split::train, i), options_.context));
+    packed_.tokens += lengths.back();
+  }
+  const PackedRows& rows =
+      rows_.emplace(&corpus, pack_rows(lengths, options_.context, options_.seed)).first->second;
+  packed_.examples += static_cast<int64_t>(lengths.size());
+  packed_.rows += rows.count();
+}
+
+// The examples of sample `number` of a corpus: one, or those of a row. In training rows come as single
+// examples do, each once in an epoch. None: the holdout has ended.
+std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number) const {
+  const auto found = rows_.find(&corpus);
+  if (found == rows_.end()) {
+    const auto example = example_of(corpus, options_, number);
+    return example ? std::vector{*example} : std::vector<Example>{};
+  }
+  const int64_t count = found->second.count();
+  std::vector<Example> examples;
+  for (const int64_t i : found->second.row(permuted(options_.seed, number / count, count, number % count)))
+    examples.push_back(corpus.example(Split::train, i));
+  return examples;
+}
+
+// Examples from their first tokens on, one behind the other. What is left of the row is padding, whose labels
+// are ignored. It stands behind the examples, where no token of a causal model sees it. `starts` may be null.
+void Samples::fill_examples(const Corpus& corpus, int64_t number, int32_t* inputs, int32_t* labels,
+                            int32_t* starts) const {
+  const int64_t context = options_.context;
+  std::fill_n(inputs, context, 0);
+  std::fill_n(labels, context, kIgnoredLabel);
+  int64_t at = 0;
+  for (const Example& example : examples_of(corpus, number)) {
+    const int64_t count = labels_of(example, context);
+    copy_example(example, count, inputs + at, labels + at);
+    if (starts != nullptr) std::fill_n(starts + at, count, static_cast<int32_t>(at));
+    at += count;
+  }
+  if (starts != nullptr) std::iota(starts + at, starts + context, static_cast<int32_t>(at));
+}
+
+// Sample `number`, into rows of inputs, labels and starts.
+void Samples::fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const {
+  const auto& [corpus, index] = corpus_.sample(options_.split, number);
+  if (corpus.has_examples()) return fill_examples(corpus, index, inputs, labels, starts);
+  fill_window(corpus, options_, index, inputs, labels);
+  if (starts != nullptr) std::fill_n(starts, options_.context, 0);
+}
+
+// Labels of sample `number` that count in the loss.
+int64_t Samples::labelled(int64_t number) const {
+  const auto& [corpus, index] = corpus_.sample(options_.split, number);
+  if (corpus.has_examples()) {
+    int64_t count = 0;
+    for (const Example& example : examples_of(corpus, index))
+      count += counted_labels(example, options_.context);
+    return count;
+  }
+  if (options_.objective == Objective::masked)
+    return Masking(options_, corpus.vocabulary_size(), index).labelled();
+  return options_.context;
+}
+
+Batch Samples::batch(int64_t cursor) const {
+  const SamplerOptions& o = options_;
+  Batch batch;
+  batch.cursor = cursor;
+  const TensorType type{DType::i32, {o.microbatch, o.context}};
+  for (int64_t m = 0; m < o.count / o.microbatch; ++m) {
+    Tensor inputs(type), labels(type), starts;
+    if (!rows_.empty()) starts = Tensor(type);
+    for (int64_t s = 0; s < o.microbatch; ++s) {
+      const int64_t at = s * o.context;
+      fill(cursor + o.first + m * o.microbatch + s, inputs.data<int32_t>() + at, labels.data<int32_t>() + at,
+           rows_.empty() ? nullptr : starts.data<int32_t>() + at);
+    }
+    batch.inputs.push_back(std::move(inputs));
+    batch.labels.push_back(std::move(labels));
+    if (!rows_.empty()) batch.starts.push_back(std::move(starts));
+  }
+  for (int64_t s = 0; s < o.batch; ++s) batch.labelled += labelled(cursor + s);
+  return batch;
+}
+
+Batch make_batch(const Corpus& corpus, const SamplerOptions& options, int64_t cursor) {
+  return Samples(corpus, options).batch(cursor);
+}
+
+}  // namespace het

@@ -1,0 +1,38 @@
+// The samples of a run by their numbers, and batches of them. Private to core/data: Sampler hands them out.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/data/packing.h"
+#include "core/data/sampler.h"
+
+namespace het {
+
+// Immutable. The corpus outlives it.
+class Samples {
+ public:
+  // Throws as Sampler does.
+  Samples(const Corpus& corpus, const SamplerOptions& options);
+
+  const SamplerOptions& options() const { return options_; }  // with defaults
+  PackedExamples packed() const { return packed_; }
+  // The batch whose first sample is number `cursor`.
+  Batch batch(int64_t cursor) const;
+
+ private:
+  void add_rows(const Corpus& corpus);
+  std::vector<Example> examples_of(const Corpus& corpus, int64_t number) const;
+  void fill_examples(const Corpus& corpus, int64_t number, int32_t* inputs, int32_t* labels,
+                     int32_t* starts) const;
+  void fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const;
+  int64_t labelled(int64_t number) const;
+
+  const Corpus& corpus_;
+  SamplerOptions options_;
+  std::map<const Corpus*, PackedRows> rows_;  // of those that pack; empty: samples are not shared
+  PackedExamples packed_;
+};
+
+}  // namespace het
