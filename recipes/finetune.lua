@@ -7,8 +7,9 @@
 -- A line is {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]},
 -- {"prompt": "2 + 2 =", "completion": " 4"}, or {"text": "all of this counts"}. Messages are written by the model's
 -- chat template. A sample is one example, padded to the context, or cut there: a longer context takes longer examples
--- and more memory. Five epochs of a thousand examples with a batch of 16 are 313 steps; watch the validation loss,
--- which rises again when the model learns the examples by heart.
+-- and more memory. With --packing a sample is as many examples as the context has room for, which do not see each
+-- other: `batch` then counts such rows. Five epochs of a thousand examples with a batch of 16 are 313 steps (fewer with
+-- --packing); watch the validation loss, which rises again when the model learns the examples by heart.
 local het = require "het"
 local optim = het.optim
 
@@ -18,8 +19,9 @@ local opt = het.options {
   holdout    = { 0.05, "share of the examples kept for validation", fraction = true, min = 0, max = 0.9 },
   loss       = { "completion", "what it counts", choices = { "completion", "all" } },
   context    = { 512, "tokens of an example; longer ones are cut", min = 2 },
-  batch      = { 16, "examples of a step", min = 1 },
-  microbatch = { 1, "examples computed at once", min = 1 },
+  packing    = { false, "several examples share a row of the context" },
+  batch      = { 16, "rows of a step: examples, or packed several each", min = 1 },
+  microbatch = { 1, "rows computed at once", min = 1 },
   steps      = { 300, "optimizer steps", min = 1 },
   lr         = { 1e-5, "highest learning rate", above = 0 },
   warmup     = { 10, "steps in which it rises", min = 0 },
@@ -34,7 +36,8 @@ local opt = het.options {
 
 return het.train {
   model     = het.load(opt.model, { context = opt.context }),
-  data      = het.data.jsonl { path = opt.data, model = opt.model, holdout = opt.holdout, loss = opt.loss },
+  data      = het.data.jsonl { path = opt.data, model = opt.model, holdout = opt.holdout, loss = opt.loss,
+    packing = opt.packing },
   batch     = opt.batch, microbatch = not opt.plan and opt.microbatch or nil,
   steps     = opt.steps, precision = opt.precision, seed = opt.seed,
   optimizer = optim.adamw { lr = optim.linear { peak = opt.lr, floor = 0, warmup = opt.warmup },

@@ -49,8 +49,8 @@ end
 -- Settings of a sampler that a recipe asks for.
 local sampler_settings = define.constructor {
   name = "sampler", signature = 'corpus:sampler { context = 8, batch = 2 }',
-  sentence = "Batches of a corpus: `next()` gives { inputs, labels, count }, lists of tensors; `cursor()` how many "
-    .. "samples were handed out, `seek(cursor)` goes on from there.",
+  sentence = "Batches of a corpus: `next()` gives { inputs, labels, count }, lists of tensors, and of rows of several "
+    .. "examples `starts`; `cursor()` how many samples were handed out, `seek(cursor)` goes on from there.",
   example = 'corpus:sampler { context = 8, batch = 2, split = "train" }:next()',
   fields = {
     { "context", "integer", "tokens of a sample", min = 1 },
@@ -98,7 +98,8 @@ define.object {
   sentence = "What hands out batches, as corpus:sampler { ... } returns it.",
   members = {
     { "next", "batches:next()", "The next batch: { inputs, labels, count }, lists of tensors, one for each "
-      .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss." },
+      .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss. With data.jsonl { packing "
+      .. "= true } also `starts`: where in its row the example of each token begins." },
     { "cursor", "batches:cursor()", "Samples handed out so far." },
     { "seek", "batches:seek(cursor)", "Go on from a cursor." },
   },
@@ -114,6 +115,9 @@ define.object {
 }
 
 define.hint(Corpus.vocabulary, "did you mean corpus.vocab, the number of its tokens?")
+
+--- Do several examples share a row to train on, in it or in one that it mixes?
+function Corpus:packs() return self.native.packs end
 
 --- Does it hold out a part for validation?
 function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
@@ -163,6 +167,9 @@ local function open(constructor, settings, arguments, objective)
     examples = result.examples,
   }, Corpus)
 end
+
+-- What data.jsonl alone has.
+local not_packed = { packing = "data.jsonl, whose examples can share a row; windows of a text fill theirs" }
 
 local text_fields = {
   { "path", "string", 'a text file, a folder: its text files in sorted order, or a pattern such as "texts/*.md"',
@@ -224,6 +231,7 @@ end
 
 data.text = define.constructor {
   name = "data.text",
+  instead = not_packed,
   sentence = "Text to train on, a file or a folder.",
   example = 'data.text { path = "shakespeare.txt", tokenizer = "char", holdout = 0.1 }',
   kind = "corpus", positional = 1, fields = text_fields, check = check_text("data.text"),
@@ -236,6 +244,7 @@ masked_fields[#masked_fields + 1] =
 
 data.masked = define.constructor {
   name = "data.masked",
+  instead = not_packed,
   sentence = "Text with tokens to be guessed, as BERT is trained; its vocabulary has one token more, the mask.",
   example = 'data.masked { path = "shakespeare.txt" }',
   kind = "corpus", positional = 1, fields = masked_fields, check = check_text("data.masked"),
@@ -256,17 +265,20 @@ local jsonl_fields = {
     .. "tokenizer, if it names one)" },
   { "chat_template", "string", "file of a chat template (default: the one in the folder of the tokenizer)",
     path = "read" },
+  { "packing", "boolean", "several examples share a sample to train on, as many as fit in the context; attention and "
+    .. "positions keep them apart", default = false },
 }
 
 data.jsonl = define.constructor {
   name = "data.jsonl",
   sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or `messages`, "
-    .. "written by the model's chat template. A sample is an example, padded to the context or cut there.",
+    .. "written by the model's chat template. A sample is an example, padded to the context or cut there; with packing "
+    .. "= true it is several.",
   example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
   build = function(a)
     return open_encoded("data.jsonl", { kind = "examples", counts_all = a.loss == "all", ending = a.ending,
-      chat_template = a.chat_template }, a)
+      chat_template = a.chat_template, packing = a.packing }, a)
   end,
 }
 
@@ -285,6 +297,7 @@ end
 
 data.tokens = define.constructor {
   name = "data.tokens",
+  instead = not_packed,
   sentence = "Token ids: nanoGPT's .bin, llm.c's with its header, Megatron's .bin with its .idx, or several of them. "
     .. "They are mapped, not read.",
   example = 'data.tokens { path = "train.bin", width = 16 }',

@@ -276,6 +276,8 @@ return het.train { model = het.nn.decoder { family = "qwen2", vocab = 260, conte
         words = ('finetune', '--model=runs/begin', '--data=chats.jsonl', '--context=64', '--batch=4', '--microbatch=2', '--lr=1e-2',
                  '--warmup=5', '--precision=f32', '--save=runs/chat')
         self.assertLess(self.check(*words, '--steps=120', '--holdout=0.2', '--every=40')['validation_loss'], 0.2)
+        packed = (*words[:-1], '--packing', '--context=64', '--batch=2', '--microbatch=1', '--steps=60', '--holdout=0.2', '--every=30')
+        self.assertLess(self.check(*packed)['validation_loss'], 0.2)
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:], '--steps=130', '--holdout=0.2', '--every=40', '--resume')
         self.assertIn('going on after step 120', done.stderr)
         self.assertRegex(done.stderr, r'\d+ of 32 examples of chats.jsonl have more than the 64 tokens of the context')

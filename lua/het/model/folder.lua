@@ -367,6 +367,7 @@ local numbers = {
   { "best_step", count_of, "a whole number", optional = true },
   { "evaluated", count_of, "a whole number", optional = true },
   { "averages_since", count_of, "a whole number", optional = true },
+  { "packed", count_of, "a whole number", optional = true },
 }
 
 --- Make what a run saved the initial values of a state; returns the numbers saved with it, or nil without a save.

@@ -64,14 +64,20 @@ end
 -- Scores of tokens that must not be seen get this times the distance to the nearest that may be.
 local forbidding = -1e9
 
--- 0 where token i sees token j, else far below 0: [tokens, tokens], from positions alone.
-local function mask(self, tokens)
+-- 0 where token i sees token j, else far below 0: [tokens, tokens], from positions alone; of rows of several examples
+-- [samples, 1, 1, tokens, tokens].
+local function mask(self, samples, tokens)
   local a = self.arguments
   local at = op.cast(self.builder:positions(tokens), { dtype = "f32" })
+  local starts = self.builder:starts(samples, tokens)
   local ahead = op.sub(op.reshape(at, { shape = { 1, tokens } }), op.reshape(at, { shape = { tokens, 1 } }))
   local result = op.relu(ahead)
   if a.window and a.window < tokens then
     result = op.add(result, op.relu(op.shift(op.neg(ahead), { amount = 1 - a.window })))
+  end
+  if starts then
+    starts = op.reshape(op.cast(starts, { dtype = "f32" }), { shape = { samples, 1, 1, tokens, 1 } })
+    result = op.add(op.relu(op.sub(starts, op.reshape(at, { shape = { 1, tokens } }))), result)
   end
   return op.scale(result, { factor = forbidding })
 end
@@ -93,7 +99,7 @@ local function with_scores(self, q, k, v)
   else
     scores = op.scale(scores, { factor = scale })
   end
-  scores = op.add(op.reshape(scores, { shape = { samples, hk, group, tokens, tokens } }), mask(self, tokens))
+  scores = op.add(op.reshape(scores, { shape = { samples, hk, group, tokens, tokens } }), mask(self, samples, tokens))
   local shares = op.softmax(scores)
   if q.dtype ~= "f32" then shares = op.cast(shares, { dtype = q.dtype }) end
   local y = op.matmul(op.reshape(shares, { shape = { samples, hk, group * tokens, tokens } }), values)
@@ -142,6 +148,7 @@ attention.attention = layer.define {
     end
   end,
   pointwise = is_plain,   -- it then knows the cache
+  packs = function(a) return a.causal end,
   show = function(a)
     return ("%d in %d heads%s%s%s%s%s%s"):format(a.width, a.heads,
       kv_heads(a) ~= a.heads and (" (%d of keys)"):format(kv_heads(a)) or "",
@@ -180,7 +187,11 @@ attention.attention = layer.define {
     local y
     if not is_plain(a) then y = with_scores(self, q, k, v)
     elseif self.builder.cache and a.causal then y = cached(self, q, k, v)
-    else y = (op.attention(q, k, v, { causal = a.causal, scale = a.score_scale })) end
+    else
+      local starts = self.builder:starts(samples, tokens)
+      local attributes = { causal = a.causal, scale = a.score_scale }
+      y = (starts and op.attention(q, k, v, starts, attributes) or op.attention(q, k, v, attributes))
+    end
     y = self.out(op.reshape(y, { shape = { samples, tokens, hq * d } }))
     return self.builder:dropout(y, a.dropout)
   end,

@@ -20,7 +20,8 @@ local builder = {}
 
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
--- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), and
+-- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), `packed` (rows
+-- are several examples), and
 -- `cache` ({ length = } while generating: tokens that keys and values are kept of); `in_place_of(builder, name,
 -- parameter, shape)`: what layers compute with in place of a parameter
 function builder.new(settings)
@@ -31,6 +32,7 @@ function builder.new(settings)
     seed = settings.seed or 0,
     samples = settings.samples or 1,
     rounding = settings.rounding or "nearest",
+    packed = settings.packed or false,
     cache = settings.cache,
     in_place_of = settings.in_place_of,
     values = {},          -- parameters by name, in the compute precision
@@ -54,6 +56,14 @@ handle.class({ kind = "builder", fields = { "mode", "precision" }, methods = {
     end
     return self:positions(count)
   end, "positions(tokens)" },
+  starts = { function(self, samples, tokens)
+    for name, size in pairs { samples = samples, tokens = tokens } do
+      if define.expect("builder:starts: " .. name, size, "integer") < 1 then
+        errors.usage("builder:starts: %.14g %s are asked for; 1 is the least", size, name)
+      end
+    end
+    return self:starts(samples, tokens)
+  end, "starts(samples, tokens)" },
   step = { function(self) return self:step() end },
   counter = { function(self) return self:counter() end },
   dropout = { function(self, x, probability)
@@ -88,6 +98,12 @@ end
 
 --- Where in the sequence each of `count` tokens stands: i32[count].
 function Builder:positions(count) return self:input("positions", "i32", { count }, true) end
+
+--- Where in its row the example of each token begins, whose tokens alone it may see: i32[samples, tokens]; nil unless
+-- rows are several examples.
+function Builder:starts(samples, tokens)
+  return self.packed and self:input("starts", "i32", { samples, tokens }) or nil
+end
 
 --- The number of the step, from 1: i64[].
 function Builder:step() return self:input("step", "i64", {}, true) end

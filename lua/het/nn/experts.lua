@@ -61,6 +61,7 @@ experts.experts = layer.define {
   end,
   -- With places for all tokens none depends on the others.
   pointwise = function(a) return a.capacity * a.top >= a.experts end,
+  packs = true,   -- examples of a row share the places of the row
   -- Of the experts that a token goes to.
   flops = function(a) return (a.gated and 18 or 12) * a.top * a.width * hidden_of(a) end,
   parameters = function(a)

@@ -67,10 +67,17 @@ end
 --- The weight of a child, for tied ones.
 function language.weight_of(self, name) return self.builder:weight_of(child_named(self, name), name, "weight") end
 
---- The first rows of a table of positions, or the rows of given positions while generating: [t, width].
-function language.position_rows(self, count)
+--- The first rows of a table of positions, or the rows of given positions while generating: [t, width]; of rows of
+-- several examples [samples, t, width], from the first for each.
+function language.position_rows(self, samples, count)
   local b, rows = self.builder, language.weight_of(self, "positions")
   if b.mode == "generate" then return op.embedding(b:positions(count), rows) end
+  local starts = b:starts(samples, count)
+  if starts then
+    local at = op.cast(b:positions(count), { dtype = "f32" })   -- exact, as `starts` is
+    at = op.sub(op.reshape(at, { shape = { 1, count } }), op.cast(starts, { dtype = "f32" }))
+    return op.embedding(op.cast(at, { dtype = "i32" }), rows)
+  end
   if count == self.arguments.context then return rows end
   return op.slice(rows, { dim = 0, start = 0, length = count })
 end

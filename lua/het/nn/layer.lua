@@ -8,6 +8,7 @@
 --   forward     function(self, x, ...): from values to a value. `self` has the arguments, the parameters as
 --               values, each child as a function by its name, and `self.builder`
 --   pointwise   each position of the sequence is computed alone (or knows the key-value cache); may be function(a)
+--   packs       of rows of several examples no token sees those of others (default: as pointwise); may be function(a)
 --   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
 --   show        function(a): what stands beside the name in the tree
 --
@@ -141,6 +142,28 @@ function methods:is_incremental()
     end
   end)
   return able
+end
+
+--- Why rows of several examples would not stay apart in it: a sentence; nil where they do.
+function methods:why_not_packed()
+  local why
+  self:walk(function(inner, path)
+    local packs = inner.class.packs
+    if packs == nil then packs = inner.class.pointwise end
+    if type(packs) == "function" then packs = packs(inner.arguments) end
+    local where = path == "" and "the model" or ("layer '%s'"):format(path)
+    if not packs then
+      why = why or ("%s, %s, lets tokens see those of other examples; %s"):format(where, inner.class.name,
+        inner.class.own_forward and "if it does not, it needs pointwise = true" or "causal attention does not")
+    end
+    for _, child in ipairs(inner:children()) do
+      if type(child[2]) == "function" then
+        why = why or ("%s has '%s', a function, which may let tokens see those of other examples; write it as nn.layer "
+          .. "{ pointwise = true, ... }"):format(where, child[1])
+      end
+    end
+  end)
+  return why
 end
 
 -- The mesh axis of the devices that share a stage's layers.

@@ -94,7 +94,7 @@ local function inputs_of(run, size, context)
     count = size, split = "train", start = 0 }
   local batch = sampler:next()
   return {
-    inputs = batch.inputs[1], labels = batch.labels[1],
+    inputs = batch.inputs[1], labels = batch.labels[1], starts = batch.starts and batch.starts[1],
     scale = native.tensor({ 1 / math.max(1, batch.count) }, "f32"), lr = native.tensor({ 1e-6 }, "f32", {}),
     step = native.tensor({ 1 }, "i64", {}), positions = native.arange(context, "i32"),
     counter = native.tensor({ 1, 0 }, "i64"),

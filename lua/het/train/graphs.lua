@@ -94,13 +94,14 @@ function graphs.elements_of(parameters)
 end
 
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
--- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step
--- @treturn table { graph, trained, averaged, given, positions, counter }: `trained`, elements of parameters that are
--- trained; by name `averaged`, whether a parameter is averaged, and `given`, what makes the tensor that it begins
--- with; whether it has these inputs
+-- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step, `packed` (rows are
+-- several examples)
+-- @treturn table { graph, trained, averaged, given, positions, starts, counter }: `trained`, elements of parameters
+-- that are trained; by name `averaged`, whether a parameter is averaged, and `given`, what makes the tensor that it
+-- begins with; whether it has these inputs
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
-    samples = spec.samples, rounding = spec.optimizer.arguments.rounding }
+    samples = spec.samples, rounding = spec.optimizer.arguments.rounding, packed = spec.packed }
   local graph = b.graph
   local records, loss = custom.recorded(graphs.loss, b, spec)
   graph:output("loss", loss)
@@ -132,7 +133,8 @@ function graphs.training(spec)
   local averaged = {}
   for _, parameter in ipairs(spec.average and trained or {}) do averaged[parameter.name] = true end
   return { graph = graph, trained = graphs.elements_of(wanted), averaged = averaged, given = b.given,
-    positions = b.values["input:positions"] ~= nil, counter = b.values["input:counter"] ~= nil }
+    positions = b.values["input:positions"] ~= nil, starts = b.values["input:starts"] ~= nil,
+    counter = b.values["input:counter"] ~= nil }
 end
 
 --- The graph of an evaluation. Output: "loss".

@@ -157,6 +157,8 @@ local function check(a, report)
     report("data", ("data.masked.mask_share = %s hides less than one of the %d tokens of a step; %.2g and more work")
       :format(text.value(share), a.batch * context, 1 / (a.batch * context)))
   end
+  local together = corpus and is_model(a.model) and a.data:packs() and a.model:why_not_packed()
+  if together then report("model", "data.jsonl.packing = true: " .. together) end
   if corpus and context and a.batch * context > most_tokens then
     report("batch", ("train.batch = %.14g samples of %.14g tokens are more than 2^40 tokens in a step"):format(a.batch,
       context))

@@ -123,6 +123,11 @@ local function introduce(self, reporter)
   end
   local cuts = define.kind_of(a.data) == "corpus" and a.data:cuts(self.context)
   if cuts then reporter:say(cuts) end
+  if self.session.has_starts then
+    local examples, rows, tokens = unpack(self.session.sampler:packed())
+    reporter:say(("%s examples share %s rows of %d tokens, %.0f %% of which they fill"):format(text.grouped(examples),
+      text.grouped(rows), self.context, 100 * tokens / (rows * self.context)))
+  end
   if self.plan then reporter:say(tostring(self.plan)) end
   if self.chaos and self.step < a.steps then reporter:say(chaos.describe(self.chaos)) end
   if self.session.beyond_megatron then

@@ -9,6 +9,7 @@ local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
+local packing = require "het.train.packing"
 local snapshots = require "het.train.snapshots"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
@@ -70,7 +71,8 @@ local function open_snapshot(place, step, needs_training)
     what = ("the snapshot of step %d in %s"):format(opened.step, place) }
   for _, tensor in ipairs(opened:tensors()) do source.tensors[tensor.name] = tensor end
   local about = opened.about
-  source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, precision = about.precision }
+  source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, precision = about.precision,
+    packed = about.packed }
   for name, number in pairs(evaluation.numbers(about)) do source.training[name] = number end
   if needs_training and not opened.whole then
     local missing = opened:missing()
@@ -160,6 +162,7 @@ local function require_alike(run, source)
     errors.usage('run:restore: %s is of a run with seed = %s and precision = %s, this run has seed = %s and precision '
       .. '= %s; only = "*" takes the weights alone', source.what, theirs.seed, theirs.precision, a.seed, a.precision)
   end
+  packing.require_alike(run, theirs, "run:restore: " .. source.what)
 end
 
 -- The run goes on after the step of what was restored.

@@ -13,6 +13,7 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
+local packing = require "het.train.packing"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local restoring = require "het.train.restoring"
@@ -68,6 +69,7 @@ local function restore(self)
         errors.usage("%s was begun with seed = %s and precision = %s, this run has seed = %s and precision = %s; go on "
           .. "with the same", a.save, about.seed, about.precision, a.seed, a.precision)
       end
+      packing.require_alike(self, about, a.save)
       return about
     end
   end

@@ -11,6 +11,7 @@ local average = require "het.train.average"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
+local packing = require "het.train.packing"
 
 local saving = {}
 
@@ -86,6 +87,7 @@ end
 local function about_of(run)
   local a, about = run.arguments, evaluation.numbers(run)
   about.step, about.cursor, about.seed, about.precision = run.step, run.cursor, a.seed, a.precision
+  about.packed = packing.context(run)
   about.average_weight = average.weight(run)   -- which is not saved
   return about
 end

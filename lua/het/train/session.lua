@@ -10,6 +10,7 @@ local evaluation = require "het.train.evaluation"
 local fault = require "het.train.fault"
 local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
+local packing = require "het.train.packing"
 local peak = require "het.profile.peak"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
@@ -40,7 +41,8 @@ end
 function session.spec(a, microbatch, context)
   local inputs, labels = batch_types(a, microbatch, context)
   return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
-           optimizer = a.optimizer, samples = a.batch, average = average.of(a), ema = a.ema ~= nil }
+           optimizer = a.optimizer, samples = a.batch, average = average.of(a), ema = a.ema ~= nil,
+           packed = define.kind_of(a.data) == "corpus" and a.data:packs() or false }
 end
 
 local function program_of(self, made)
@@ -73,6 +75,7 @@ local function begin_after(run, restored)
     errors.usage("the snapshots are of a run with seed = %s and precision = %s, this run has seed = %s and precision = "
       .. "%s; go on with the same", about.seed, about.precision, a.seed, a.precision)
   end
+  packing.require_alike(run, about, "the run of the snapshots")
   run.begun, run.called, run.followed = restored.step, restored.step, restored.step
   run.cursor, run.step = about.cursor, restored.step
   evaluation.restore(run, about)
@@ -167,7 +170,7 @@ function session.new(run, before)
   self.microbatches = a.batch / self.microbatch
   local spec = session.spec(a, self.microbatch, run.context)
   local training = graphs.training(spec)
-  self.has_counter = training.counter
+  self.has_counter, self.has_starts = training.counter, training.starts
   local parameters = training.graph:parameters()   -- whichever rank holds them
   self.shapes, self.parameters = shapes_of(parameters), graphs.elements_of(parameters)
   self.trained = training.trained
@@ -205,6 +208,7 @@ local function write_batch(self, executor, batch)
   for i = 1, self.own_microbatches do
     executor:write("inputs", batch.inputs[i], i)
     executor:write("labels", batch.labels[i], i)
+    if batch.starts and self.has_starts then executor:write("starts", batch.starts[i], i) end
   end
   executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
 end

@@ -13,6 +13,7 @@ local native = require "het.native"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
+local packing = require "het.train.packing"
 local pace = require "het.train.pace"
 local text = require "het.text"
 local together = require "het.train.together"
@@ -144,6 +145,7 @@ local function about_of(run)
   run.config = run.config or files.config(run.arguments.model)
   local about = evaluation.numbers(run)
   about.step, about.precision, about.begun, about.config = run.step, run.arguments.precision, run.begun, run.config
+  about.packed = packing.context(run)
   return native.json_encode(about)
 end
 

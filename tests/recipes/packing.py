@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Rows of several examples: packing.py HETRUN [unittest arguments]."""
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
+# Tokens to predict of each example. They fill four rows of 32: 32; 20 and 12; 16, 10 and 6; 9, 9 and 9.
+LENGTHS = [20, 9, 16, 6, 32, 9, 10, 12, 9]
+MODELS = ('gpt', 'llama', 'own', 'experts', 'gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'mistral', 'mixtral', 'olmo2', 'olmoe', 'phi3',
+          'qwen2', 'qwen3', 'qwen3_moe')
+
+
+def example(number, length):
+    """Of `length` tokens to predict, a third of which does not count: its ending is the last."""
+    text = ''.join(chr(ord('a') + (number * 7 + i * i) % 26) for i in range(length))
+    prompt = length // 3
+    return json.dumps({'prompt': text[:prompt], 'completion': text[prompt:]} if prompt else {'text': text})
+
+
+class Packing(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / 'packing.lua').write_text((HERE / 'packing.lua').read_text())
+        self.put('examples.jsonl', LENGTHS)
+
+    def put(self, name, lengths):
+        (self.folder / name).write_text(''.join(example(*each) + '\n' for each in enumerate(lengths)))
+
+    def hetrun(self, *words, workers=(), code=0):
+        done = subprocess.run([HETRUN, *workers, 'packing.lua', *words, '--metrics=metrics.jsonl'], cwd=self.folder,
+                              capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
+        return done.stdout + done.stderr
+
+    def steps(self, *words, **settings):
+        """(loss, gradient norm) of each step."""
+        self.hetrun(*words, **settings)
+        lines = [json.loads(line) for line in (self.folder / 'metrics.jsonl').read_text().splitlines()]
+        return [(line['loss'], line['gradient_norm']) for line in lines if 'gradient_norm' in line]
+
+    def assert_alike(self, wanted, found, message):
+        self.assertEqual(len(wanted), len(found), message)
+        for a, b in zip(wanted, found):
+            for x, y in zip(a, b):
+                self.assertAlmostEqual(x, y, delta=1e-5 * max(1, x), msg=f'{message}: {wanted} and {found}')
+
+    def test_every_model_learns_alike_from_packed_rows(self):
+        for model in MODELS:
+            with self.subTest(model=model):
+                alone = self.steps(f'--model={model}', f'--batch={len(LENGTHS)}')
+                self.assertEqual(len(alone), 4)
+                self.assertLess(alone[-1][0], alone[0][0])
+                self.assert_alike(alone, self.steps(f'--model={model}', '--packing'), model)
+
+    def weights(self, *words, **settings):
+        """Of a save, by name: the weights after a step that takes their gradients away."""
+        self.hetrun('--sgd', '--steps=1', '--save=step', '--overwrite', *words, **settings)
+        data = (self.folder / 'step' / 'model.safetensors').read_bytes()
+        size = struct.unpack('<Q', data[:8])[0]
+        found = {}
+        for name, about in json.loads(data[8:8 + size]).items():
+            if name != '__metadata__':
+                first, last = about['data_offsets']
+                found[name] = struct.unpack(f'<{(last - first) // 4}f', data[8 + size + first:8 + size + last])
+        return found
+
+    def test_gradients_of_packed_rows_are_those_of_single_examples(self):
+        for model in ('gpt', 'llama', 'gemma3_text'):
+            alone = self.weights(f'--model={model}', f'--batch={len(LENGTHS)}')
+            for plan in ('one', 'data', 'tensor', 'pipeline'):
+                with self.subTest(model=model, plan=plan):
+                    packed = self.weights(f'--model={model}', '--packing', f'--plan={plan}',
+                                          workers=() if plan == 'one' else ('--workers=2',))
+                    self.assertEqual(alone.keys(), packed.keys())
+                    for name, values in alone.items():
+                        apart = max(abs(a - b) for a, b in zip(values, packed[name], strict=True))
+                        self.assertLess(apart, 1e-5, f'{name} of {model}, {plan}')
+
+    def test_packed_rows_are_alike_under_any_plan(self):
+        for model in ('gpt', 'llama', 'gemma2'):
+            alone = self.steps(f'--model={model}', f'--batch={len(LENGTHS)}')
+            for plan in ('data', 'tensor', 'pipeline'):
+                with self.subTest(model=model, plan=plan):
+                    packed = self.steps(f'--model={model}', '--packing', f'--plan={plan}', workers=('--workers=2',))
+                    self.assert_alike(alone, packed, f'{model}, {plan}')
+
+    def test_examples_that_share_a_row_without_being_kept_apart_would_show(self):
+        """The comparison above can fail: the same rows without `starts` have other losses."""
+        text = (self.folder / 'packing.lua').read_text()
+        self.assertEqual(text.count('local y = starts and'), 1)
+        alone = self.steps('--model=own', f'--batch={len(LENGTHS)}')
+        (self.folder / 'packing.lua').write_text(text.replace('local y = starts and', 'local y = false and'))
+        with self.assertRaises(AssertionError):
+            self.assert_alike(alone, self.steps('--model=own', '--packing'), 'own')
+
+    def test_a_packed_run_goes_on_under_another_plan(self):
+        self.put('many.jsonl', [1 + i * 13 % 30 for i in range(60)])
+        words = ('--packing', '--data=many.jsonl')
+        whole = self.steps(*words, '--steps=9')
+        found = self.steps(*words, '--steps=9', '--save=one')
+        self.assert_alike(whole, found, 'saved')
+        for first, then in (('one', 'pipeline'), ('tensor', 'data'), ('data', 'one')):
+            with self.subTest(first=first, then=then):
+                workers = {plan: () if plan == 'one' else ('--workers=2',) for plan in (first, then)}
+                save = f'--save={first}-{then}'
+                begun = self.steps(*words, '--steps=4', save, f'--plan={first}', workers=workers[first])
+                rest = self.steps(*words, '--steps=9', save, '--resume', f'--plan={then}', workers=workers[then])
+                self.assertEqual(len(begun), 4)
+                self.assert_alike(whole, rest, f'{first}, then {then}')   # the metrics go on, too
+
+    def test_a_run_goes_on_with_the_rows_that_it_began_with(self):
+        self.hetrun('--packing', '--save=rows', '--steps=2')
+        self.assertIn('rows counts packed rows of 32 tokens, this run samples that are not packed; go on with the same `packing` and '
+                      '`context`', self.hetrun('--save=rows', '--steps=3', '--resume', code=2))
+        self.hetrun('--save=rows', '--steps=3', '--resume', '--packing')
+        self.hetrun('--save=alone', '--steps=2')
+        self.assertIn('alone counts samples that are not packed, this run packed rows of 32 tokens',
+                      self.hetrun('--save=alone', '--steps=3', '--resume', '--packing', code=2))
+
+    def test_what_packing_does_is_said(self):
+        said = self.hetrun('--packing', '--steps=1')
+        self.assertIn('9 examples share 4 rows of 32 tokens, 96 % of which they fill', said)
+        self.assertNotIn('share', self.hetrun('--steps=1'))
+        self.put('examples.jsonl', [*LENGTHS, 40])
+        said = self.hetrun('--packing', '--steps=1')
+        self.assertIn('10 examples share 5 rows', said)
+        self.assertIn('1 of 10 examples of examples.jsonl have more than the 32 tokens of the context: their ends are left out', said)
+
+    def refusal(self, recipe):
+        (self.folder / 'packing.lua').write_text('local het = require "het"\n' + recipe)
+        return self.hetrun(code=2)
+
+    def test_what_cannot_be_packed_is_refused(self):
+        train = ('local corpus = het.data.jsonl { path = "examples.jsonl", tokenizer = "byte", holdout = 0, packing = true }\n'
+                 'return het.train { data = corpus, batch = 2, steps = 1, context = 32, optimizer = het.optim.sgd { lr = 0.1 }, model = '
+                 '%s }\n')
+        self.assertIn("unknown field 'packing'; use data.jsonl, whose examples can share a row",
+                      self.refusal('return het.data.text { path = "examples.jsonl", packing = true }'))
+        self.assertIn("the model, nn.bert, lets tokens see those of other examples; causal attention does not",
+                      self.refusal(train % 'het.nn.bert { vocab = corpus.vocab, context = 32, width = 8, layers = 1, heads = 1 }'))
+        own = 'het.nn.sequential { het.nn.embedding(corpus.vocab, 8), %s, het.nn.linear(8, corpus.vocab) }'
+        said = self.refusal(train % (own % 'het.nn.layer { name = "mixing", forward = function(self, x) return het.op.cumsum(x, '
+                                           '{ dim = 1 }) end }'))
+        self.assertIn("layer 'mixing', nn.mixing, lets tokens see those of other examples; if it does not, it needs pointwise = true",
+                      said)
+        self.assertIn("the model has 'function', a function, which may let", self.refusal(train % (own % 'het.op.relu')))
+        self.assertIn('data.jsonl.packing', self.refusal('return het.data.jsonl { path = "examples.jsonl", tokenizer = "byte", '
+                                                         'packing = "yes" }'))
+        (self.folder / 'examples.jsonl').write_text('\n')
+        self.assertIn("'examples.jsonl' holds no examples", self.refusal(train % 'het.nn.linear(8, 8)'))
+
+
+if __name__ == '__main__':
+    unittest.main()
