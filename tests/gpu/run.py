@@ -110,6 +110,21 @@ class Training(unittest.TestCase):
     def test_llama_in_bf16(self):
         self.compare('llama', 'bf16', 1e-2)
 
+    def test_packed_rows(self):
+        """Examples that share rows: `data.jsonl { packing = true }`."""
+        (self.folder / 'lines.jsonl').write_text(''.join(json.dumps({'text': TEXT[i:i + 2 + i % 11]}) + '\n' for i in range(60)))
+        for name, precision, most in (('gpt', 'f32', 1e-4), ('llama', 'bf16', 1e-2)):
+            text = RECIPE.format(model=MODELS[name], precision=precision, steps=STEPS, save=f'runs/packed-{name}', rounding='nearest',
+                                 every=0, resume='false')
+            packed = text.replace('data.text { path = "text.txt", tokenizer = "char",',
+                                  'data.jsonl { path = "lines.jsonl", tokenizer = "char", packing = true,')
+            self.assertNotEqual(text, packed)
+            (self.folder / 'recipe.lua').write_text(packed)
+            words = ('recipe.lua', '--overwrite')
+            (cpu, done), (gpu, _) = (self.losses(*words, f'--device={device}') for device in ('cpu', 'cuda'))
+            self.assertRegex(done.stderr, r'\d+ examples share \d+ rows of 1[23] tokens')
+            self.assert_follows(gpu, cpu, most)
+
     def test_gpt_in_bf16_with_weights_rounded_stochastically(self):
         self.compare('gpt', 'bf16', 1e-2, rounding='stochastic')
 
