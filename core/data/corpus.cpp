@@ -46,14 +46,15 @@ FolderText read_texts(const DataFiles& found, const std::string& name, int64_t m
     result.text += content;
     ++result.files;
   }
-  if (result.files == 0) require_known_format(skipped.second, skipped.first);
-  if (result.files == 0)
+  if (result.files == 0) {
+    require_known_format(skipped.second, skipped.first);
     fail_usage("'{}' holds no text files{}{}", name,
                result.skipped == 0
                    ? ""
                    : fmt::format(": its {} files are binary, not UTF-8, or larger than {} together",
                                  result.skipped, show_bytes(static_cast<double>(most_bytes))),
                found.links == 0 ? "" : fmt::format("; {} links in it are not followed", found.links));
+  }
   result.skipped += found.links;
   return result;
 }

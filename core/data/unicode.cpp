@@ -105,7 +105,7 @@ std::u32string composed(const std::u32string& text) {
   return result;
 }
 
-// The text in runs of which each is made canonical by itself. No character below `first_mark` is joined to
+// The text in runs, each made canonical separately. No character below `first_mark` is joined to
 // the one before it, and none is changed.
 template <typename Form>
 std::string canonical(std::string_view text, char32_t first_mark, const Form& form) {

@@ -10,7 +10,7 @@
 namespace het {
 
 // `generation` decided the steps from `first_step` on, up to the first one of the next era. `nonce`: a random
-// number that its ranks have in common, so that generations of equal number are told apart: those of another
+// number that its ranks have in common, so that generations of equal number differ: those of another
 // run in the same place, or of one that began again. 0: not known.
 struct Era {
   int64_t generation = 0, first_step = 0, nonce = 0;

@@ -202,7 +202,7 @@ std::optional<FromPoints> from_profile(const Profile& profile, const Cluster& cl
   return FromPoints{seconds, alone};
 }
 
-// The roofline of a layer of which nothing was measured on the node's type, scaled by what the kinds that
+// The roofline of a layer that was not measured on the node's type, scaled by what the kinds that
 // were took over what the roofline has for them: forward, backward and update apart, each over all these
 // kinds together. Collectives are those of the link, unless the measured ones are in what was measured.
 std::optional<LayerSeconds> calibrated(const Profile& profile, const Cluster& cluster, int node,

@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 
-from runs import last_json, say
+from runs import last_json, named, say
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
 
@@ -120,9 +120,7 @@ def name_of(setting):
 
 def main():
     every = [(*shape, link, runtime) for shape in SHAPES for link in LINKS for runtime in RUNTIMES]
-    wanted = [setting for setting in every if any(text in name_of(setting) for text in ONLY)][:TRIALS]
-    if not wanted:
-        sys.exit(f'no setting has {"|".join(ONLY)} in its name; the first is "{name_of(every[0])}"')
+    wanted = named(every, name_of, ONLY)[:TRIALS]
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

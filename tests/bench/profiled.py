@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 
-from runs import last_json, output, say, step_seconds
+from runs import last_json, named, output, say, step_seconds
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
 
@@ -164,9 +164,7 @@ def summary(found):
 
 
 def main():
-    wanted = [shape for shape in SHAPES if any(text in name_of(shape) for text in ONLY)]
-    if not wanted:
-        sys.exit(f'no setting has {"|".join(ONLY)} in its name; the first is "{name_of(SHAPES[0])}"')
+    wanted = named(SHAPES, name_of, ONLY)
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -1,4 +1,4 @@
-"""What the benchmarks of whole runs share: starting hetrun, and the median step of a run."""
+"""What the benchmarks of whole runs share: which settings are asked for, starting hetrun, and the median step of a run."""
 import json
 import os
 import pathlib
@@ -26,6 +26,14 @@ def output(words, folder):
 
 def last_json(words, folder):
     return json.loads(output(words, folder).splitlines()[-1])
+
+
+def named(settings, name_of, texts):
+    """Those that have one of the texts in their name."""
+    found = [setting for setting in settings if any(text in name_of(setting) for text in texts)]
+    if not found:
+        sys.exit(f'no setting has {"|".join(texts)} in its name; the first is "{name_of(settings[0])}"')
+    return found
 
 
 def program_of(hetrun, path):

@@ -17,7 +17,7 @@ MODELS = ('gpt', 'llama', 'own', 'experts', 'gemma', 'gemma2', 'gemma3_text', 'g
 
 
 def example(number, length):
-    """Of `length` tokens to predict, a third of which does not count: its ending is the last."""
+    """Of `length` tokens to predict, where a third does not count: its ending is the last."""
     text = ''.join(chr(ord('a') + (number * 7 + i * i) % 26) for i in range(length))
     prompt = length // 3
     return json.dumps({'prompt': text[:prompt], 'completion': text[prompt:]} if prompt else {'text': text})
@@ -127,7 +127,7 @@ class Packing(unittest.TestCase):
 
     def test_what_packing_does_is_said(self):
         said = self.hetrun('--packing', '--steps=1')
-        self.assertIn('9 examples share 4 rows of 32 tokens, 96 % of which they fill', said)
+        self.assertIn('9 examples share 4 rows of 32 tokens, and fill 96 % of them', said)
         self.assertNotIn('share', self.hetrun('--steps=1'))
         self.put('examples.jsonl', [*LENGTHS, 40])
         said = self.hetrun('--packing', '--steps=1')

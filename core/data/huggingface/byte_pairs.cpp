@@ -38,7 +38,7 @@ class BytePairs final : public Model {
       }
     } else if (model["byte_fallback"].flag(false)) {
       falls_back_ = true;
-      for (size_t b = 0; b < 256; ++b) byte_ids_[b] = id_of(fmt::format("<0x{:02X}>", b));
+      for (int b = 0; b < 256; ++b) byte_ids_[b] = id_of(byte_token(b));
     }
     read_merges(model["merges"], id_of);
   }
@@ -119,12 +119,13 @@ class BytePairs final : public Model {
 
   // `follows`: what is before it belongs to the same word.
   void encode_part(std::string_view part, Words& words, std::vector<int32_t>& ids, bool follows) const {
-    std::vector<int32_t> space;
-    const auto& made =
-        known(part, words, space, [&](std::string_view symbols) { return symbols_of(symbols); });
-    const bool fuses = follows && fuses_unknown_ && !made.empty() && !ids.empty() && unknown_ >= 0 &&
-                       made.front() == unknown_ && ids.back() == unknown_;
-    ids.insert(ids.end(), made.begin() + (fuses ? 1 : 0), made.end());
+    encode_once(
+        part, words, [&](std::string_view symbols) { return symbols_of(symbols); },
+        [&](const std::vector<int32_t>& made) {
+          const bool fuses = follows && fuses_unknown_ && !made.empty() && !ids.empty() && unknown_ >= 0 &&
+                             made.front() == unknown_ && ids.back() == unknown_;
+          ids.insert(ids.end(), made.begin() + (fuses ? 1 : 0), made.end());
+        });
   }
 
   std::vector<int32_t> symbols_of(std::string_view part) const {

@@ -11,9 +11,11 @@
 
 namespace het::huggingface {
 
+// The token that stands for a byte: "<0x0A>".
+inline std::string byte_token(int byte) { return fmt::format("<0x{:02X}>", byte); }
+
 // What tokens are shown as, by id.
-class Shown {
- public:
+struct Shown {
   void set(int32_t id, std::string text) {
     if (static_cast<size_t>(id) >= texts.size()) texts.resize(static_cast<size_t>(id) + 1);
     texts[static_cast<size_t>(id)] = std::move(text);
@@ -32,16 +34,15 @@ class Model {
   virtual void encode(std::string_view word, Words& words, std::vector<int32_t>& ids) const = 0;
 
  protected:
-  // Through the words that were encoded before; long ones are not kept.
-  template <typename Encode>
-  static const std::vector<int32_t>& known(std::string_view word, Words& words, std::vector<int32_t>& space,
-                                           const Encode& encode) {
+  // Calls use(ids) with what encode(word) gives; it is kept in `words`, unless the word is long.
+  template <typename Encode, typename Use>
+  static void encode_once(std::string_view word, Words& words, const Encode& encode, const Use& use) {
     constexpr size_t kMostKept = 64, kMostWords = size_t{1} << 20;
-    if (word.size() > kMostKept) return space = encode(word);
+    if (word.size() > kMostKept) return use(encode(word));
     if (words.size() >= kMostWords) words.clear();
     const auto [entry, fresh] = words.try_emplace(std::string(word));
     if (fresh) entry->second = encode(word);
-    return entry->second;
+    use(entry->second);
   }
 };
 

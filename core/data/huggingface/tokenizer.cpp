@@ -135,7 +135,7 @@ class JsonTokenizer final : public Tokenizer {
     }
     std::unordered_map<std::string, char> bytes_by_name;
     for (int b = 0; bytes && b < 256; ++b)
-      bytes_by_name.emplace(fmt::format("<0x{:02X}>", b), static_cast<char>(static_cast<unsigned char>(b)));
+      bytes_by_name.emplace(byte_token(b), static_cast<char>(static_cast<unsigned char>(b)));
     for (std::string& shown : shown_.texts)
       if (const auto byte = bytes_by_name.find(shown); byte != bytes_by_name.end())
         shown.assign(1, byte->second);
@@ -146,8 +146,7 @@ class JsonTokenizer final : public Tokenizer {
   // Tokens that continue a word are shown without their mark, others with a space before them, but the first.
   void read_word_pieces(const Part& part) {
     const std::string mark = part["prefix"].text_or("##");
-    const bool cleans = part["cleanup"].flag(true);
-    const auto cleaned = [&](std::string text) {
+    const auto cleaned = [](std::string text) {
       constexpr std::pair<std::string_view, std::string_view> kSpaces[] = {
           {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
           {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
@@ -158,9 +157,9 @@ class JsonTokenizer final : public Tokenizer {
     first_shown_ = shown_.texts;
     for (std::string& shown : shown_.texts)
       shown = !mark.empty() && shown.starts_with(mark) ? shown.substr(mark.size()) : " " + shown;
+    if (!part["cleanup"].flag(true)) return;
     for (auto* texts : {&first_shown_, &shown_.texts})
-      for (std::string& shown : *texts)
-        if (cleans) shown = cleaned(std::move(shown));
+      for (std::string& shown : *texts) shown = cleaned(std::move(shown));
   }
 
   // What a template puts before a text.

@@ -39,8 +39,8 @@ class Unigram final : public Model {
     }
     unknown_score_ = lowest - kUnknownPenalty;
     falls_back_ = model["byte_fallback"].flag(false);
-    for (size_t b = 0; b < 256; ++b) {
-      const auto found = ids_.find(fmt::format("<0x{:02X}>", b));
+    for (int b = 0; b < 256; ++b) {
+      const auto found = ids_.find(byte_token(b));
       byte_ids_[b] = found == ids_.end() ? -1 : found->second;
     }
   }
@@ -48,9 +48,9 @@ class Unigram final : public Model {
   void encode(std::string_view word, Words& words, std::vector<int32_t>& ids) const override {
     if (word.size() > kMostWord)
       fail_usage("a word of the text has {} bytes; {} are the most", word.size(), kMostWord);
-    std::vector<int32_t> space;
-    const auto& made = known(word, words, space, [&](std::string_view all) { return best_of(all); });
-    ids.insert(ids.end(), made.begin(), made.end());
+    encode_once(
+        word, words, [&](std::string_view all) { return best_of(all); },
+        [&](const std::vector<int32_t>& made) { ids.insert(ids.end(), made.begin(), made.end()); });
   }
 
  private:

@@ -22,9 +22,9 @@ class WordPiece final : public Model {
   }
 
   void encode(std::string_view word, Words& words, std::vector<int32_t>& ids) const override {
-    std::vector<int32_t> space;
-    const auto& made = known(word, words, space, [&](std::string_view all) { return pieces_of(all); });
-    ids.insert(ids.end(), made.begin(), made.end());
+    encode_once(
+        word, words, [&](std::string_view all) { return pieces_of(all); },
+        [&](const std::vector<int32_t>& made) { ids.insert(ids.end(), made.begin(), made.end()); });
   }
 
  private:

@@ -43,7 +43,7 @@ local function numbers_of(name, list)
   return numbers
 end
 
--- The kinds of "blocks,head", each of which the model has; all when none are named.
+-- The kinds that "blocks,head" names, or all; others than the model has are refused.
 local function kinds_of(list, model)
   local all, chosen, seen = {}, {}, {}
   for i, kind in ipairs(model.kinds) do all[i] = kind.name end

@@ -125,7 +125,7 @@ local function introduce(self, reporter)
   if cuts then reporter:say(cuts) end
   if self.session.has_starts then
     local examples, rows, tokens = unpack(self.session.sampler:packed())
-    reporter:say(("%s examples share %s rows of %d tokens, %.0f %% of which they fill"):format(text.grouped(examples),
+    reporter:say(("%s examples share %s rows of %d tokens, and fill %.0f %% of them"):format(text.grouped(examples),
       text.grouped(rows), self.context, 100 * tokens / (rows * self.context)))
   end
   if self.plan then reporter:say(tostring(self.plan)) end

@@ -4,11 +4,13 @@ local errors = require "het.errors"
 
 local packing = {}
 
+--- Whether examples share rows, by the arguments of a run.
+function packing.packs(a) return define.kind_of(a.data) == "corpus" and a.data:packs() end
+
 --- Tokens of the rows that examples share; nil where each has a row to itself.
 -- @param run a run
 function packing.context(run)
-  local data = run.arguments.data
-  return define.kind_of(data) == "corpus" and data:packs() and run.context or nil
+  return packing.packs(run.arguments) and run.context or nil
 end
 
 local function counts(context)

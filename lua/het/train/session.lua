@@ -42,7 +42,7 @@ function session.spec(a, microbatch, context)
   local inputs, labels = batch_types(a, microbatch, context)
   return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
            optimizer = a.optimizer, samples = a.batch, average = average.of(a), ema = a.ema ~= nil,
-           packed = define.kind_of(a.data) == "corpus" and a.data:packs() or false }
+           packed = packing.packs(a) }
 end
 
 local function program_of(self, made)

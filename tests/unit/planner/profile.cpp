@@ -62,8 +62,7 @@ TEST_CASE("another degree scales by the roofline, another device type is estimat
   CHECK(f.seconds(1, 1, 4).source == Source::estimated);
 }
 
-TEST_CASE("of a type of which one kind was measured, the others are its data sheet's, scaled",
-          "[calibrated]") {
+TEST_CASE("of a type with one kind measured, the others are its data sheet's, scaled", "[calibrated]") {
   Fixture f;
   const LayerKind &embedding = f.model.kinds[0], &block = f.model.kinds[1], &head = f.model.kinds[2];
   REQUIRE(embedding.forward_flops == 0);
