@@ -78,6 +78,14 @@ end
 
 local plain_natives = { tensor = true, value = true }
 
+-- The keys of a table, whatever its metatable: "builder children".
+local function names_in(given)
+  local names = {}
+  for key in next, given do names[#names + 1] = tostring(key) end
+  table.sort(names)
+  return ("%q"):format(table.concat(names, " ", 1, math.min(#names, 20)))
+end
+
 --- Why a recipe may not hold a value, or nil. `own` is the set of metatables that recipes made.
 function world.problem(value, environment, own)
   local kind = type(value)
@@ -91,7 +99,10 @@ function world.problem(value, environment, own)
   local meta = debug.getmetatable(value)
   if not meta or own[meta] then return nil end
   local shown = environment.getmetatable(value)
-  if type(shown) == "table" then return "a metatable of the library" end
+  if type(shown) == "table" then
+    return ("a metatable of the library, with the fields %s, of a table with %s"):format(names_in(shown),
+      names_in(value))
+  end
   if handle.is_protected(value) then
     if next(value) ~= nil then return "a handle that has a field" end
     for _, name in ipairs(meta.__names or {}) do
