@@ -12,6 +12,7 @@
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
 #include "lua/objects.h"
+#include "lua/snapshot_content.h"
 
 namespace het::lua {
 
@@ -201,8 +202,8 @@ std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
   return metadata;
 }
 
-// {{path =, tensors =, metadata =}, {path =, json =} or {path =, text =}}: they are written together beside
-// what follows (Saving).
+// {{path =, tensors =, metadata =}, {path =, snapshot =} (as native.snapshot_write), {path =, json =} or {path =,
+// text =}}: they are written together beside what follows (Saving).
 int save_files(lua_State* L) {
   std::vector<SavedFile> files;
   const int count = list_size(L, 1);
@@ -214,8 +215,13 @@ int save_files(lua_State* L) {
     lua_getfield(L, file, "metadata");
     lua_getfield(L, file, "tensors");
     lua_getfield(L, file, "json");
+    lua_getfield(L, file, "snapshot");
     const auto text = field<std::string>(L, file, "text");
-    if (text)
+    if (lua_istable(L, file + 4))
+      files.push_back({path, [path, content = snapshot_content_at(L, file + 4)] {
+                         write_snapshot(path, content.manifest, content.parts, true);
+                       }});
+    else if (text)
       files.push_back({path, [path, text = *text] { write_file(path, text, true); }});
     else if (lua_istable(L, file + 2))
       files.push_back({path, [path, tensors = tensors_at(L, file + 2), metadata = metadata_at(L, file + 1)] {

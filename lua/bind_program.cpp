@@ -21,6 +21,7 @@
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
 #include "snapshot/run_snapshots.h"
+#include "snapshot/snapshot.h"
 
 namespace het::lua {
 namespace {
@@ -192,6 +193,13 @@ void state_write(StateHandle& state, std::string name, Tensor& tensor) { state->
 bool state_has(StateHandle& state, std::string name) { return state->has(name); }
 void state_set_initial(StateHandle& state, std::string name, StoredTensor& tensor) {
   state->set_initial(name, tensor);
+}
+void state_set_initial_from(StateHandle& state, SnapshotHandle& snapshot) {
+  for (const SnapshotTensor& tensor : snapshot->manifest().tensors)
+    state->set_initial(tensor.name,
+                       {tensor.type, [snapshot, name = tensor.name](const TensorSlice& slice) {
+                          return snapshot->read(name, slice);
+                        }});
 }
 void state_clear_initial(StateHandle& state) { state->clear_initial(); }
 double state_bytes_restored(StateHandle& state) { return static_cast<double>(state->bytes_restored()); }
@@ -689,6 +697,7 @@ void add_program(lua_State* L) {
       L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
+          bind<&state_set_initial_from>("set_initial_from"),
           bind<&state_clear_initial>("clear_initial"), bind<&state_bytes_restored>("bytes_restored"),
           bind<&state_set_step>("set_step"), bind<&state_set_nonce>("set_nonce"), bind<&state_step>("step"),
           bind<&state_restart>("restart"), bind<&state_clear>("clear")});

@@ -7,9 +7,9 @@
 #include "core/io/json.h"
 #include "core/tensor/convert.h"
 #include "lua/objects.h"
+#include "lua/snapshot_content.h"
 #include "snapshot/snapshot.h"
 #include "snapshot/store/store.h"
-#include "snapshot/writer.h"
 
 namespace het::lua {
 namespace {
@@ -34,10 +34,14 @@ int snapshot_open(lua_State* L) {
   return 2;
 }
 
-// folder -> list of {step, generation, files = {paths}}, the newest first
+// folder -> list of {step, generation, files = {paths}}, the newest first. Of a saved model's folder that of the
+// model.
 int snapshot_list(lua_State* L) {
   Json::array_t list;
-  for (const ListedSnapshot& listed : list_snapshots(Convert<Path>::get(L, 1))) {
+  const Path folder = Convert<Path>::get(L, 1);
+  std::vector<ListedSnapshot> snapshots = list_snapshots(folder);
+  if (snapshots.empty()) snapshots = list_saved_snapshot(folder);
+  for (const ListedSnapshot& listed : snapshots) {
     Json::array_t files;
     for (const std::string& file : listed.files) files.emplace_back(file);
     list.push_back(Json::object_t{{"step", listed.version.step},
@@ -164,32 +168,52 @@ std::string write_into(const Path& folder, const SnapshotManifest& manifest,
   return path.text;
 }
 
-// {folder, run, step, generation, plan, rank, ranks, cursor, seed, about = JSON, tensors = {{name, trained,
-// tensor = a tensor or a stored one}}} -> the path of the file, which has all of these tensors.
+// The same and `folder` -> the path of the file in the folder
 int snapshot_write(lua_State* L) {
-  SnapshotManifest manifest;
-  std::vector<SnapshotPart> parts;
   const auto folder = field<Path>(L, 1, "folder");
   if (!folder) fail_usage("snapshot_write needs a 'folder'");
-  manifest.run = field<std::string>(L, 1, "run").value_or("");
-  manifest.version = {field<int64_t>(L, 1, "step").value_or(0),
-                      field<int64_t>(L, 1, "generation").value_or(0)};
+  const SnapshotContent content = snapshot_content_at(L, 1);
+  return Convert<std::string>::push(L, write_into(*folder, content.manifest, content.parts));
+}
+
+// Writes the files of the snapshot again, checked, under `folder`. Returns their paths.
+std::vector<std::string> snapshot_copy(SnapshotHandle& snapshot, Path folder) {
+  std::vector<std::string> paths;
+  for (const auto& file : snapshot->files()) {
+    const SnapshotManifest& manifest = file->manifest();
+    std::vector<SnapshotPart> parts;
+    for (size_t unit = 0; unit < manifest.units.size(); ++unit)
+      parts.push_back({manifest.tensors[manifest.units[unit].tensor].name, manifest.units[unit].slice,
+                       reader_of([file, unit] { return file->read(unit); })});
+    paths.push_back(write_into(folder, manifest, parts));
+  }
+  return paths;
+}
+
+}  // namespace
+
+SnapshotContent snapshot_content_at(lua_State* L, int table) {
+  SnapshotContent content;
+  auto& [manifest, parts] = content;
+  manifest.run = field<std::string>(L, table, "run").value_or("");
+  manifest.version = {field<int64_t>(L, table, "step").value_or(0),
+                      field<int64_t>(L, table, "generation").value_or(0)};
   manifest.history = {{manifest.version.generation, 0}};
-  manifest.plan = field<std::string>(L, 1, "plan").value_or("");
-  manifest.rank = field<int>(L, 1, "rank").value_or(0);
-  manifest.ranks = field<int>(L, 1, "ranks").value_or(1);
-  manifest.cursor = field<int64_t>(L, 1, "cursor").value_or(0);
-  manifest.seed = field<int64_t>(L, 1, "seed").value_or(0);
-  manifest.about = field<std::string>(L, 1, "about").value_or("{}");
+  manifest.plan = field<std::string>(L, table, "plan").value_or("");
+  manifest.rank = field<int>(L, table, "rank").value_or(0);
+  manifest.ranks = field<int>(L, table, "ranks").value_or(1);
+  manifest.cursor = field<int64_t>(L, table, "cursor").value_or(0);
+  manifest.seed = field<int64_t>(L, table, "seed").value_or(0);
+  manifest.about = field<std::string>(L, table, "about").value_or("{}");
   if (manifest.version.step < 0 || manifest.cursor < 0 || manifest.rank < 0 ||
       manifest.rank >= manifest.ranks)
-    fail_usage("snapshot_write: step {}, cursor {} and rank {} of {} are none", manifest.version.step,
+    fail_usage("a snapshot: step {}, cursor {} and rank {} of {} are none", manifest.version.step,
                manifest.cursor, manifest.rank, manifest.ranks);
-  each_in(L, 1, "tensors", [&](int, int index) {
+  each_in(L, table, "tensors", [&](int, int index) {
     SnapshotTensor tensor{field<std::string>(L, index, "name").value_or(""),
                           {},
                           field<bool>(L, index, "trained").value_or(false)};
-    if (tensor.name.empty()) fail_usage("snapshot_write: a tensor has no name");
+    if (tensor.name.empty()) fail_usage("a snapshot: a tensor has no name");
     std::function<void(std::byte*, int64_t, int64_t)> read;
     lua_getfield(L, index, "tensor");
     if (const auto* stored = to_object<StoredTensor>(L, lua_gettop(L))) {
@@ -208,25 +232,9 @@ int snapshot_write(lua_State* L) {
             [](const SnapshotTensor& a, const SnapshotTensor& b) { return a.name < b.name; });
   for (size_t i = 1; i < manifest.tensors.size(); ++i)
     if (manifest.tensors[i - 1].name == manifest.tensors[i].name)
-      fail_usage("snapshot_write: there are two tensors '{}'", manifest.tensors[i].name);
-  return Convert<std::string>::push(L, write_into(*folder, manifest, parts));
+      fail_usage("a snapshot: there are two tensors '{}'", manifest.tensors[i].name);
+  return content;
 }
-
-// Writes the files of the snapshot again, checked, under `folder`. Returns their paths.
-std::vector<std::string> snapshot_copy(SnapshotHandle& snapshot, Path folder) {
-  std::vector<std::string> paths;
-  for (const auto& file : snapshot->files()) {
-    const SnapshotManifest& manifest = file->manifest();
-    std::vector<SnapshotPart> parts;
-    for (size_t unit = 0; unit < manifest.units.size(); ++unit)
-      parts.push_back({manifest.tensors[manifest.units[unit].tensor].name, manifest.units[unit].slice,
-                       reader_of([file, unit] { return file->read(unit); })});
-    paths.push_back(write_into(folder, manifest, parts));
-  }
-  return paths;
-}
-
-}  // namespace
 
 void add_snapshot(lua_State* L) {
   make_class<SnapshotHandle>(

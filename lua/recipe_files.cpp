@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "snapshot/snapshot.h"
 
 namespace het::lua {
 namespace {
@@ -61,8 +62,8 @@ std::string_view without_stage(std::string_view name) {
 bool is_of_a_run(const std::string& name) {
   const std::string file = fs::path(name).filename().string();
   const std::string_view bare = without_stage(file);
-  static constexpr std::array<std::string_view, 3> kNames{"config.json", "vocabulary.json",
-                                                          "model.safetensors.index.json"};
+  static constexpr std::array<std::string_view, 4> kNames{
+      "config.json", "vocabulary.json", "model.safetensors.index.json", kSavedSnapshot};
   return bare.ends_with(".safetensors") || std::find(kNames.begin(), kNames.end(), bare) != kNames.end();
 }
 
@@ -326,13 +327,13 @@ std::string RecipeFiles::claim(const Root& runs, const std::string& name, Purpos
       return std::any_of(entries.begin(), entries.end(),
                          [&](const FolderEntry& entry) { return entry.name == file; });
     };
-    if (purpose == Purpose::own && !replaces_ && holds("training.safetensors"))
+    if (purpose == Purpose::own && !replaces_ && holds(kSavedSnapshot))
       return fmt::format(
           "runs/{} holds the model of an earlier run; --resume goes on with it, --overwrite replaces it, "
           "another "
           "folder keeps both",
           name);
-    if (!entries.empty() && !holds(kMark) && !holds("training.safetensors"))
+    if (!entries.empty() && !holds(kMark) && !holds(kSavedSnapshot))
       return fmt::format(
           "runs/{} holds files that no run of hetrun wrote; another folder works, or name this one on the "
           "command line: --allow-write=runs/{}",

@@ -242,6 +242,12 @@ std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
   return by_version(std::move(found));
 }
 
+std::vector<ListedSnapshot> list_saved_snapshot(const Path& folder) {
+  const Path file = folder.child(kSavedSnapshot);
+  if (kind_of(file) != FileKind::file) return {};
+  return {{SnapshotFile::open(file)->manifest().version, {file.text}}};
+}
+
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store) {
   FoundFiles found;
   for (const StoredObject& object : store.list(kSnapshotPrefix)) add(found, object.key, object.key);
@@ -262,6 +268,7 @@ Snapshot open_snapshot(const Path& place, std::optional<int64_t> step,
   if (kind_of(place) != FileKind::folder) return open_files(place, {place.text});
   Place folder = place_of(place);
   folder.listed = list_snapshots(place);
+  if (folder.listed.empty()) folder.listed = list_saved_snapshot(place);
   return choose(folder, step, passed_over);
 }
 

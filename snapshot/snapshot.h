@@ -61,16 +61,20 @@ struct ListedSnapshot {
   Version version;
   std::vector<std::string> files;  // paths or keys, by rank
 };
+// The snapshot of a saved model has this name in the model's folder.
+inline constexpr const char* kSavedSnapshot = "training.snapshot";
 // The snapshots in a folder or a store by the names of their files, the newest first. Files are not opened.
 std::vector<ListedSnapshot> list_snapshots(const Path& folder);
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store);
+// That of a saved model's folder; none where it has none. Throws Error(usage) where it cannot be read.
+std::vector<ListedSnapshot> list_saved_snapshot(const Path& folder);
 
 // The snapshot of the files at `paths`, or of the objects at `keys`, whole or not. Throws Error(usage) if one
 // of them cannot be read.
 Snapshot open_files(const Path& place, const std::vector<std::string>& paths);
 Snapshot open_files(const std::shared_ptr<ObjectStore>& store, const std::vector<std::string>& keys);
-// The snapshot at `place`: a file; or of a folder of snapshots the one after `step`, by default the newest
-// whole one. `passed_over`, where given, gets a sentence for every newer one that is damaged or not whole.
+// The snapshot at `place`: a file; that of the folder of a saved model; or of a folder of snapshots the one
+// after `step`, by default the newest whole one. `passed_over`, where given, gets a sentence for every newer one that is damaged or not whole.
 // Throws Error(usage).
 Snapshot open_snapshot(const Path& place, std::optional<int64_t> step = std::nullopt,
                        std::vector<std::string>* passed_over = nullptr);

@@ -154,7 +154,7 @@ int64_t end_of_data(const SnapshotManifest& manifest) {
 }
 
 SnapshotManifest write_snapshot(const Path& path, SnapshotManifest manifest,
-                                const std::vector<SnapshotPart>& parts) {
+                                const std::vector<SnapshotPart>& parts, bool staged) {
   manifest = lay_out(std::move(manifest), parts);
   const int64_t data_end = end_of_data(manifest);
   AtomicFile file(path);
@@ -182,7 +182,10 @@ SnapshotManifest write_snapshot(const Path& path, SnapshotManifest manifest,
   const HeaderPage encoded = encode_header(header);
   std::memcpy(page.get(), encoded.data(), encoded.size());
   file.write_at(0, page.get(), kSnapshotPage);
-  file.commit();  // flushes, then renames, then flushes the folder
+  if (staged)
+    file.stage();
+  else
+    file.commit();  // flushes, then renames, then flushes the folder
   return manifest;
 }
 

@@ -30,8 +30,9 @@ int64_t end_of_data(const SnapshotManifest& manifest);
 
 // Write a snapshot of `parts` to `path`, with direct I/O where the file system has it. `manifest` describes
 // all but the units. Returns the manifest as written. Throws what `read` throws, Error(usage) where the path
-// cannot be written, and Error(environment) when the disk is full or fails.
+// cannot be written, and Error(environment) when the disk is full or fails. `staged`: as AtomicFile::stage
+// leaves it.
 SnapshotManifest write_snapshot(const Path& path, SnapshotManifest manifest,
-                                const std::vector<SnapshotPart>& parts);
+                                const std::vector<SnapshotPart>& parts, bool staged = false);
 
 }  // namespace het

@@ -106,7 +106,7 @@ Tensor StateStore::first_value(const BufferSpec& buffer) {
   if (stored == initial_.end()) {
     return initial_part(buffer.name, whole.dtype, slice, buffer.initial, seed_);
   }
-  const TensorType& type = stored->second.type();
+  const TensorType& type = stored->second.type;
   const bool fits = type.shape == whole.shape &&
                     (type.dtype == whole.dtype || (is_float(type.dtype) && is_float(whole.dtype)));
   if (!fits)

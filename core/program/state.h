@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,10 +73,18 @@ class StateStore {
   // it exists with another type.
   const Entry& require(const BufferSpec& buffer);
 
-  // What `name` begins with: when a program first needs it, its part is read, converted from one
-  // floating-point type to another, and `tensor` is released.
-  void set_initial(const std::string& name, StoredTensor tensor) {
+  // What a tensor begins with: `read` gives the packed elements of a slice.
+  struct InitialTensor {
+    TensorType type;
+    std::function<Tensor(const TensorSlice&)> read;
+  };
+  // When a program first needs `name`, its part of `tensor` is read, converted from one floating-point type to
+  // another, and `tensor` is released.
+  void set_initial(const std::string& name, InitialTensor tensor) {
     initial_.insert_or_assign(name, std::move(tensor));
+  }
+  void set_initial(const std::string& name, const StoredTensor& tensor) {
+    set_initial(name, {tensor.type(), [tensor](const TensorSlice& slice) { return tensor.read(slice); }});
   }
   void clear_initial() { initial_.clear(); }            // nothing else will be needed; closes the files
   int64_t bytes_restored() const { return restored_; }  // read from initial tensors, as they are stored
@@ -160,7 +169,7 @@ class StateStore {
   std::shared_ptr<Device> device_;
   uint64_t seed_;
   std::map<std::string, Entry> entries_;
-  std::map<std::string, StoredTensor> initial_;
+  std::map<std::string, InitialTensor> initial_;
   int64_t restored_ = 0;
   Version version_;
   int64_t generation_ = 0, nonce_ = 0;

@@ -85,7 +85,7 @@ class Training(unittest.TestCase):
         """A save is copied to the host while the next step computes."""
         plain, saved = (self.train('gpt', 'bf16', 'cuda', save, every=every)[0] for save, every in (('plain', 0), ('beside', 1)))
         self.assertEqual(plain, saved)
-        one, other = ((self.folder / 'runs' / f'{save}-cuda' / 'training.safetensors').read_bytes() for save in ('plain', 'beside'))
+        one, other = ((self.folder / 'runs' / f'{save}-cuda' / 'training.snapshot').read_bytes() for save in ('plain', 'beside'))
         self.assertEqual(one, other)
         longer, _ = self.train('gpt', 'bf16', 'cuda', 'beside', every=1, steps=STEPS + 2, resume=True)
         through, _ = self.train('gpt', 'bf16', 'cuda', 'through', steps=STEPS + 2)

@@ -325,7 +325,7 @@ class Elastic(unittest.TestCase):
         right = self.undisturbed()
         process = self.start_held({20: 1}, '--respawn', '--save=model', '--fresh')
         self.until_step(process, 19)
-        self.until(process, lambda: (self.folder / 'model' / 'training.safetensors').exists(), 'a save')
+        self.until(process, lambda: (self.folder / 'model' / 'training.snapshot').exists(), 'a save')
         for rank in self.ranks(process).values():
             os.kill(rank, signal.SIGKILL)
         _, err = self.ended(process)
@@ -387,7 +387,7 @@ class Elastic(unittest.TestCase):
                     shutil.rmtree(self.folder / 'model', ignore_errors=True)
                     out, err = self.with_fault(f'rank={victim} phase={phase}', '--every=2', '--save=model')
                     self.assert_same_curve(right)
-                    self.assertTrue((self.folder / 'model' / 'training.safetensors').exists())
+                    self.assertTrue((self.folder / 'model' / 'training.snapshot').exists())
                     self.assertRegex(err, 'saved after step 6 in model')
                     self.assertEqual(len(re.findall('(?m)^the ', out)), 1, out)
 

@@ -513,7 +513,7 @@ class Runs(Case):
         self.hetrun(*words)
         model = self.folder / 'model' / 'model.safetensors'
         before = model.read_bytes()
-        (self.folder / 'model' / 'training.safetensors').unlink()
+        (self.folder / 'model' / 'training.snapshot').unlink()
         self.assertIn('model holds a model but nothing to go on from', self.hetrun(*words, '--resume', code=2).stderr)
         self.assertEqual(model.read_bytes(), before)
 
@@ -603,7 +603,7 @@ class Runs(Case):
         old = self.files_of_run()
         through = self.losses('resume.lua', '--resume', '--steps=4')[-1:]
         new = self.files_of_run()
-        names = ['training.safetensors', 'model.safetensors', 'vocabulary.json', 'config.json']
+        names = ['training.snapshot', 'model.safetensors', 'vocabulary.json', 'config.json']
         self.assertEqual(set(names), set(new))
         for written in range(4):   # while it wrote
             for name in names:

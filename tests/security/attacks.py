@@ -218,7 +218,7 @@ ATTACKS = [
     Attack('a hidden file of the run folder', writes('"runs/one/.hidden"')),
     Attack('the model of the run folder', writes('"runs/mine/model.safetensors"')),
     Attack('what is staged for the model', writes('"runs/mine/model.safetensors.next"')),
-    Attack('the training state', writes('"runs/mine/training.safetensors"')),
+    Attack('the training state', writes('"runs/mine/training.snapshot"')),
     Attack('a link to /proc/self/root', reads('"/proc/self/root/etc/shadow"')),
     Attack('/proc/self/environ', reads('"/proc/self/environ"'), environment={'HETRUN_SECRET': SECRET + SECRET}),
     Attack('/proc/self/mem', reads('"/proc/self/mem"')),
@@ -384,7 +384,7 @@ def furnish(base):
         (base / name).write_text('harmless')
     (home / 'runs' / 'other' / 'events.out').write_text('of another program')
     (home / 'runs' / 'hf' / 'config.json').write_text('{}')
-    for name in ('model.safetensors', 'training.safetensors', 'config.json'):
+    for name in ('model.safetensors', 'training.snapshot', 'config.json'):
         (home / 'runs' / 'mine' / name).write_text('a model')
     (home / 'dangling').symlink_to(outside / 'owned')
     (home / 'runs' / 'linked' / '.hetrun').touch()

@@ -11,7 +11,7 @@ import re
 import struct
 import subprocess
 
-from case import Case, HETRUN, TEXT, main, recipe
+from case import Case, HETRUN, TEXT, change_snapshot, main, recipe
 
 # Sets the clipboard, goes back to the start of the line, colours, a C1 sequence, DEL, reversed text.
 EVIL = 'x\x1b]52;c;aGk=\x07\r\x1b[31m\u009b2Jz\x7f\u0085\u202etxt\u2066y'
@@ -138,7 +138,7 @@ return het.train { model = het.nn.linear(2, 3), batch = 1, steps = 1, from = "ba
         (bad / 'model.safetensors.index.json').unlink()
         self.hetrun('r.lua', '--quiet')
         run = self.folder / 'runs' / 'x'
-        (run / 'training.safetensors').write_bytes(tensors(a=[1]))
+        change_snapshot(run / 'training.snapshot', {'precision': EVIL})
         self.refused('r.lua', '--resume')
         self.assertIn('runs/x holds a model of 6 steps', self.run_it('r.lua', evil=False, code=2)[1])
 

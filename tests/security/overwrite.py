@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 
-from case import Case, change_metadata, main, read_header, recipe
+from case import Case, change_metadata, change_snapshot, main, recipe
 
 # A run that waits in step 5, for the interrupt that is to come there.
 WAITS = recipe('if step.step == 5 then io.open("here", "w"):close(); while true do end end')
@@ -246,7 +246,7 @@ return het.train { model = het.nn.linear(2000, 2000), batch = 1, steps = 1, over
             # It may have been done before the kill; then the old model is put back for the next try.
             killed += now == old and len(begun()) > 0
             if now != old:
-                self.assertEqual(read_header(self.folder / 'runs/x/training.safetensors')['__metadata__']['step'], '1')
+                self.assertEqual(self.steps(), 1)
                 for name, content in old.items():
                     (self.folder / 'runs' / 'x' / name).write_bytes(content)
         self.write('large.lua', (self.LARGE % ('false', 1)).replace('steps = 1', 'steps = 2'))
@@ -299,44 +299,53 @@ class Save(Case):
 class Hostile(Case):
     """A training state with numbers that no run saves."""
 
-    def test_each_is_one_sentence_that_names_file_and_field(self):
+    def test_each_is_one_sentence_that_names_run_and_field(self):
         self.hetrun('r.lua', '--quiet')
-        path = self.folder / 'runs' / 'x' / 'training.safetensors'
+        path = self.folder / 'runs' / 'x' / 'training.snapshot'
         good = path.read_bytes()
-        cases = [(name, value) for name in ('step', 'cursor', 'seed')
-                 for value in ('abc', '-1', '1.5', 'nan', 'inf', '1e300', '0x10', '', '9' * 400, '\x1b[31m6')]
-        cases += [(name, value) for name in ('best', 'validation') for value in ('abc', 'nan', 'inf', '1e999')]
+        cases = [(name, value) for name in ('best_step', 'since', 'evaluated', 'packed')
+                 for value in ('abc', -1, 1.5, 1e300, {}, [], True, '\x1b[31m6')]
+        cases += [(name, value) for name in ('best', 'validation', 'lowest') for value in ('abc', {}, [1], False)]
+        cases += [('precision', value) for value in (1, {}, False)]
         for name, value in cases:
             path.write_bytes(good)
-            change_metadata(path, lambda header: header['__metadata__'].update({name: value}))
+            change_snapshot(path, {name: value})
             err = self.hetrun('r.lua', '--resume', code=2).stderr
             self.assertEqual(err.count('\n'), 1, err)
-            self.assertTrue(err.startswith(f"hetrun: runs/x/training.safetensors: its {name} is '"), err)
-        for name in ('step', 'cursor', 'seed', 'precision'):
-            path.write_bytes(good)
-            change_metadata(path, lambda header: header['__metadata__'].pop(name))
-            self.assertEqual(self.hetrun('r.lua', '--resume', code=2).stderr, 'hetrun: runs/x/training.safetensors has no '
-                             f"'{name}'; nothing can go on from this file\n")
+            self.assertTrue(err.startswith(f'hetrun: the run saved in runs/x: its {name} is '), err)
+        path.write_bytes(good[:4096] + b'\1' + good[4097:])   # a damaged tensor
+        err = self.hetrun('r.lua', '--resume', code=2).stderr
+        self.assertIn('runs/x/training.snapshot', err)
+        self.assertIn('does not match its checksum', err)
+        path.write_bytes(good[:-1])
+        self.assertIn('is truncated', self.hetrun('r.lua', '--resume', code=2).stderr)
+
+    def test_a_model_of_another_step_is_not_gone_on_with(self):
+        self.hetrun('r.lua', '--quiet')
+        path = self.folder / 'runs' / 'x' / 'model.safetensors'
+        good = path.read_bytes()
         for change in (lambda header: header.pop('__metadata__'),
                        lambda header: header['__metadata__'].update(step='7')):
             path.write_bytes(good)
             change_metadata(path, change)
             err = self.hetrun('r.lua', '--resume', code=2).stderr
             self.assertEqual(err.count('\n'), 1, err)
-            self.assertIn('runs/x', err)
-
-    def test_numbers_that_are_great_and_possible_end_as_well(self):
-        self.hetrun('r.lua', '--quiet')
-        path = self.folder / 'runs' / 'x' / 'training.safetensors'
-        change_metadata(path, lambda header: header['__metadata__'].update(cursor=str(2**53)))
-        self.hetrun('r.lua', '--resume', '--steps=8')
+            self.assertIn('they were not saved together', err)
 
     def test_a_new_run_is_refused_whatever_the_file_says(self):
         self.hetrun('r.lua', '--quiet')
-        for name in ('training', 'model'):
-            change_metadata(self.folder / 'runs' / 'x' / f'{name}.safetensors',
-                            lambda header: header['__metadata__'].update(step='1e300'))
+        change_metadata(self.folder / 'runs' / 'x' / 'model.safetensors',
+                        lambda header: header['__metadata__'].update(step='1e300'))
         self.assertIn('runs/x holds a model; ', self.hetrun('r.lua', code=2).stderr)
+
+    def test_the_training_state_of_an_earlier_version_is_not_read(self):
+        self.hetrun('r.lua', '--quiet')
+        folder = self.folder / 'runs' / 'x'
+        (folder / 'training.snapshot').rename(folder / 'training.safetensors')
+        self.assertIn('runs/x holds a model but nothing to go on from (an earlier version of hetrun saved its training '
+                      'state); from = "runs/x" begins with its weights', self.hetrun('r.lua', '--resume', code=2).stderr)
+        self.assertIn('runs/x holds training.safetensors, which a save would leave beside the files it writes',
+                      self.hetrun('r.lua', '--overwrite', code=2).stderr)
 
 
 if __name__ == '__main__':

@@ -74,7 +74,7 @@ class Commands(Case):
             for name in ('model.safetensors', 'vocabulary.json', 'config.json'):
                 self.assertEqual((self.folder / f'{model}.out' / name).read_bytes(), (self.folder / 'saved' / name).read_bytes(),
                                  name)
-            self.assertFalse((self.folder / f'{model}.out/training.safetensors').exists())
+            self.assertFalse((self.folder / f'{model}.out/training.snapshot').exists())
             shutil.rmtree(self.folder / 'saved')
 
     def test_show_has_every_tensor_and_where_the_run_was(self):

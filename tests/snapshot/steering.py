@@ -153,7 +153,7 @@ class Steering(unittest.TestCase):
         self.assertIn('restored all of the state from the model in saved; the run goes on after step 5', said)
         self.assert_same(losses, right)
         self.assertEqual(len(losses[6]), 2)
-        (self.folder / 'saved' / 'training.safetensors').unlink()
+        (self.folder / 'saved' / 'training.snapshot').unlink()
         said, _ = self.train('--shot=0', '--back=8', '--from=saved', code=2)
         self.assertIn('saved holds a model alone, without the state of its training; only = "*" takes its weights', said)
         said, _ = self.train('--shot=0', '--back=8', '--from=saved', '--only=*')
@@ -165,7 +165,7 @@ class Steering(unittest.TestCase):
         for words, sentence in (
                 (['--only=blok.*'], 'run:restore: only = "blok.*" matches no parameter of the model, which has blocks.0.'),
                 (['--only=blocks.*', '--width=32'], "in the snapshot of step 5 in kept, this run's is "),
-                (['--seed=6'], 'of a run with seed = 5 and precision = f32, this run has seed = 6 and precision = f32'),
+                (['--seed=6'], 'kept has seed = 5 and precision = f32, this run has seed = 6 and precision = f32; only = "*" takes the weights alone'),
                 (['--from=nowhere'], "there is no file or folder 'nowhere'"),
                 (['--from=s3://bucket/run'], 'asks to read snapshots in s3://bucket/run; a recipe may read files here alone: --trust lets it')):
             for ranks in ((), ('--workers', 2)):

@@ -1,11 +1,10 @@
---- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and what a run needs to go on exactly,
--- `training.safetensors`. Models of a family (het.families) are stored in Hugging Face's layout; others by our own
+--- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and the snapshot of the state that a run
+-- goes on from exactly, `training.snapshot`. Models of a family (het.families) are stored in Hugging Face's layout; others by our own
 -- names. Of a model with adapters (nn.lora) the adapters are stored, as PEFT stores them, and the base model where no
 -- folder has it.
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local adapter = require "het.model.adapter"
-local average = require "het.train.average"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
@@ -18,7 +17,7 @@ local files = {}
 -- The files of a saved run, in the order in which they are written and then put in their places. While the first of
 -- them is staged the others may be unfinished, and those in place are a whole save; once it stands in its place all
 -- of them are whole, and what is still staged counts.
-local parts = { "training.safetensors", "model.safetensors", "vocabulary.json", unpack(tokenizer.files) }
+local parts = { "training.snapshot", "model.safetensors", "vocabulary.json", unpack(tokenizer.files) }
 parts[#parts + 1] = adapter.tensors_file
 parts[#parts + 1] = adapter.config_file
 parts[#parts + 1] = "config.json"
@@ -39,9 +38,10 @@ end
 local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
--- Models that others have saved: in several files, and PyTorch's. A save would leave these beside its files.
+-- Models that others have saved, in several files or PyTorch's, and earlier versions of hetrun. A save would leave these
+-- beside its files.
 local index = "model.safetensors.index.json"
-local foreign = { index, "pytorch_model.bin", "pytorch_model.bin.index.json" }
+local foreign = { index, "pytorch_model.bin", "pytorch_model.bin.index.json", "training.safetensors" }
 
 -- The metadata of a file of tensors; empty when there is none that can be read.
 local function metadata_of(path)
@@ -69,13 +69,14 @@ function files.held(folder)
     if native.path_kind(folder .. "/" .. part) == "file" then access.check(folder .. "/" .. part, true) end
   end
   local other = first_of(foreign)
-  local tensors = { parts[1], parts[2], adapter.tensors_file }
-  local found = first_of(tensors) or other or first_of { parts[3], "config.json" }
+  local weights = { parts[2], adapter.tensors_file }
+  local found = first_of { parts[1], unpack(weights) } or other or first_of { parts[3], "config.json" }
   if not found then return nil end
   local steps
-  for _, part in ipairs(tensors) do steps = steps or count_of(metadata_of(place_of(folder, part)).step) end
-  return { file = found, model = found == other or found:match "safetensors" ~= nil, steps = steps,
-    training = found == parts[1], foreign = other }
+  for _, part in ipairs(weights) do steps = steps or count_of(metadata_of(place_of(folder, part)).step) end
+  local training = found == parts[1]
+  return { file = found, model = training or found == other or found:match "safetensors" ~= nil, steps = steps,
+    training = training, foreign = other }
 end
 
 --- Why a model cannot be saved in a folder whatever is to be replaced there; nil when it can.
@@ -227,34 +228,38 @@ local function weights_of(model, state, metadata)
   return contents
 end
 
--- What a run needs to go on exactly, beside its weights: optimizer state, and numbers such as step and cursor.
-local function training_of(state, about)
-  local tensors, metadata = {}, {}
+-- The tensors that a run goes on with exactly: all but caches, and the parameters that stay in the folder of the base
+-- model.
+local function training_of(model, state)
+  local elsewhere, tensors = {}, {}
+  if model and rawget(model, "base_folder") then
+    for _, entry in ipairs(adapter.base_names(state)) do elsewhere[entry.name] = true end
+  end
   for _, entry in ipairs(state:names()) do
-    if not entry.trained and not entry.name:match("^cache%.") then tensors[entry.name] = state:read(entry.name) end
+    if not entry.name:match "^cache%." and not elsewhere[entry.name] then
+      tensors[#tensors + 1] = { name = entry.name, trained = entry.trained, tensor = state:read(entry.name) }
+    end
   end
-  for key, value in pairs(about) do
-    metadata[key] = type(value) == "number" and ("%.17g"):format(value) or tostring(value)
-  end
-  return tensors, metadata
+  return tensors
 end
 
 --- Begin to save a run, so that it can go on, and its model, so that `het.load` and transformers read it. The last save
 -- stays until all files of the new one are whole and on the disk: whenever it is cut off, one of the two is there.
 -- @string folder made when it is not there
 -- @param model the description
--- @param state the state with its weights, or a copy of it
--- @tparam table about numbers and texts to go on with, `step` among them
+-- @param state the state to go on with, or a copy of it
+-- @param weights what has names() and read(name): the state as the model has it, with averages where it has those
+-- @tparam table training what goes with the state: `run`, `step`, `cursor`, `seed`, `plan`, `about` (JSON)
 -- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
 -- @return what has done(), and wait(), which raises what kept it from being saved
-function files.begin_save(folder, model, state, about, vocabulary)
+function files.begin_save(folder, model, state, weights, training, vocabulary)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
   finish_save(folder)
   vocabulary = vocabulary or model and rawget(model, "saved_vocabulary")
-  local training, metadata = training_of(state, about)
-  local contents = weights_of(model, state, { format = "pt", step = tostring(about.step) })
-  contents["training.safetensors"] = { tensors = training, metadata = metadata }
+  local contents = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) })
+  training.tensors = training_of(model, state)
+  contents[parts[1]] = { snapshot = training }
   contents["vocabulary.json"] = vocabulary and { json = vocabulary }
   for name, words in pairs(tokenizer.contents(vocabulary)) do contents[name] = { text = words } end
   local set = {}
@@ -352,69 +357,41 @@ function files.vocabulary(folder)
   return tokenizer.vocabulary(folder)
 end
 
-local function finite(words)
-  local number = tonumber(words)
-  return number and number == number and math.abs(number) < math.huge and number or nil
-end
-
--- What a run saves beside its tensors: how each is read, and what it has to be. The file may come from anywhere.
-local numbers = {
-  { "step", count_of, "a whole number" }, { "cursor", count_of, "a whole number" },
-  { "seed", count_of, "a whole number" },
-  { "precision", function(words) return words end, "a precision" },
-  { "best", finite, "a number", optional = true }, { "validation", finite, "a number", optional = true },
-  { "lowest", finite, "a number", optional = true }, { "since", count_of, "a whole number", optional = true },
-  { "best_step", count_of, "a whole number", optional = true },
-  { "evaluated", count_of, "a whole number", optional = true },
-  { "averages_since", count_of, "a whole number", optional = true },
-  { "packed", count_of, "a whole number", optional = true },
-}
-
---- Make what a run saved the initial values of a state; returns the numbers saved with it, or nil without a save.
-function files.set_initial_training(folder, state)
+--- The snapshot of a saved run that can go on, opened; nil where the folder has none.
+function files.training(folder)
   local path = folder .. "/" .. parts[1]
   if native.path_kind(path) ~= "file" then return nil end
   access.check(path)
-  local tensors, metadata = native.safetensors_open(path)
-  local about = {}
-  for _, row in ipairs(numbers) do
-    local name, words = row[1], metadata[row[1]]
-    if words ~= nil then
-      about[name] = row[2](words)
-      if about[name] == nil then
-        errors.usage("%s: its %s is '%s' and not %s; nothing can go on from this file", path, name, tostring(words),
-          row[3])
-      end
-    elseif not row.optional then
-      errors.usage("%s has no '%s'; nothing can go on from this file", path, name)
-    end
-  end
-  for name, tensor in pairs(tensors) do state:set_initial(average.name_in_run(name), tensor) end
-  return about
+  return (native.snapshot_open(path))
 end
 
 --- What a folder holds of a run, under our names: for a snapshot.
--- @treturn table list of { name =, tensor = a stored tensor, trained = }
+-- @treturn table list of { name =, tensor = a tensor or a stored one, trained = }
 -- @treturn table what is kept beside the tensors: `config`, `vocabulary`, and of a run that can go on its numbers
 function files.stored(folder)
   require_folder(folder)
   local config = native.json_read(place_of(folder, "config.json"))
-  local list, by_name, trained, collector = {}, {}, true, {}
-  function collector.set_initial(_, name, tensor)
-    if by_name[name] then   -- the trained parameter, after an averaged one
-      by_name[name].tensor = tensor
-      return
+  local list, by_name = {}, {}
+  local function put(name, tensor, trained)
+    if not by_name[name] then
+      by_name[name] = { name = name }
+      list[#list + 1] = by_name[name]
     end
-    by_name[name] = { name = name, tensor = tensor, trained = trained }
-    list[#list + 1] = by_name[name]
+    by_name[name].tensor, by_name[name].trained = tensor, trained
   end
+  local collector = { set_initial = function(_, name, tensor) put(name, tensor, true) end }
   if type(config) == "table" and config.model_type == "hetrun" then
-    for name, tensor in pairs((read_tensors(folder))) do collector:set_initial(name, tensor) end
+    for name, tensor in pairs((read_tensors(folder))) do put(name, tensor, true) end
   else
     files.set_initial_weights(folder, files.load(folder), collector)
   end
-  trained = false
-  local about = files.set_initial_training(folder, collector) or {}
+  local training, about = files.training(folder), {}
+  if training then   -- it has the trained parameters, the model perhaps averaged ones
+    for _, tensor in ipairs(training:tensors()) do put(tensor.name, training:read(tensor.name), tensor.trained) end
+    local summary = training:summary()
+    about = native.json_decode(summary.about)
+    about.step, about.cursor, about.seed = summary.step, summary.cursor, summary.seed
+  end
   about.config, about.vocabulary = config, files.vocabulary(folder)
   return list, about
 end

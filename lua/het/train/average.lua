@@ -59,17 +59,8 @@ function average.value(builder, kept, name, parameter, shape)
   return mixed(state, parameter, weight or builder:input("average_weight", "f32", {}, true))
 end
 
--- Under this name a save has a trained parameter where it has the averaged one under its name.
-local trained = "trained:"
-
---- The name in a run of what a saved training state has under `name`: a trained parameter is there instead of the
--- averaged one.
-function average.name_in_run(name)
-  return name:sub(1, #trained) == trained and name:sub(#trained + 1) or name
-end
-
---- A state as it is saved: the averaged parameters in place of the trained ones, and these under other names, where the
--- run saves averages; else the state itself.
+--- A state as its model is saved: the averaged parameters in place of the trained ones where the run saves averages;
+-- else the state itself.
 -- @param state what has names() and read(name)
 -- @tparam ?number weight what average.weight gave for the step of the state
 function average.saved(run, state, weight)
@@ -81,21 +72,14 @@ function average.saved(run, state, weight)
       and entry.name:sub(#kept.prefix + 1)
     if name then averaged[name] = true end
   end
-  local all = {}
-  for _, entry in ipairs(names) do
-    all[#all + 1] = entry
-    if averaged[entry.name] then
-      all[#all + 1] = { name = trained .. entry.name, dtype = entry.dtype, shape = entry.shape, trained = false }
-    end
-  end
   return {
-    names = function() return all end,
+    names = function() return names end,
     read = function(_, name)
       if averaged[name] then
         local own = kept.weight and kept.weight(function(which) return state:read(("%s.%s"):format(which, name)) end)
         return mixed(state:read(kept.prefix .. name), state:read(name), own or weight)
       end
-      return state:read(average.name_in_run(name))
+      return state:read(name)
     end,
   }
 end

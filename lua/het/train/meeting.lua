@@ -92,8 +92,10 @@ local function check_folder(self, field)
     errors.usage("%s holds %s, which a save would leave beside the files it writes; another folder for `%s` works",
       folder, there.foreign, field)
   elseif there and there.model and not there.training and self.resume then
-    errors.usage("%s holds a model but nothing to go on from (no training.safetensors); from = %q begins with its "
-      .. "weights", folder, folder)
+    local why = there.foreign == "training.safetensors" and "an earlier version of hetrun saved its training state"
+      or "no training.snapshot"
+    errors.usage("%s holds a model but nothing to go on from (%s); from = %q begins with its weights", folder, why,
+      folder)
   end
   local held = not self.resume and not self.overwrite and there and saving.is_of_others(self, folder, there) and there
   if held then refuse(self, field, held) end

@@ -9,7 +9,7 @@ local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
-local packing = require "het.train.packing"
+local record = require "het.train.record"
 local snapshots = require "het.train.snapshots"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
@@ -50,18 +50,28 @@ local function checked(given)
   return given.from, only, given.step
 end
 
+-- The tensors of an open snapshot as what `wanted_here` chooses from: { shape =, read = } by name.
+local function add_snapshot(tensors, opened)
+  for _, tensor in ipairs(opened:tensors()) do
+    tensors[tensor.name] = { shape = tensor.shape, read = function() return opened:read(tensor.name) end }
+  end
+end
+
 -- A saved model: its weights, and the training state where it has that.
 local function open_model(run, folder, needs_training)
   local source = { tensors = {}, what = "the model in " .. folder }
-  local collector = { set_initial = function(_, name, stored) source.tensors[name] = stored end }
-  local metadata = files.set_initial_weights(folder, run.arguments.model, collector)
+  local metadata = files.set_initial_weights(folder, run.arguments.model, { set_initial = function(_, name, stored)
+    source.tensors[name] = { shape = stored.shape, read = function() return stored:read() end }
+  end })
   source.step = tonumber(metadata.step or "")
-  source.training = needs_training and files.set_initial_training(folder, collector) or nil
-  if needs_training and not source.training then
+  if not needs_training then return source end
+  local training = files.training(folder)
+  if not training then
     errors.usage('run:restore: %s holds a model alone, without the state of its training; only = "*" takes its weights',
       folder)
   end
-  source.read = function(name) return source.tensors[name]:read() end
+  source.training = record.read(training:summary(), source.what)
+  add_snapshot(source.tensors, training)
   return source
 end
 
@@ -69,16 +79,12 @@ local function open_snapshot(place, step, needs_training)
   local opened = require("het.snapshot").open(place, step)
   local source = { tensors = {}, step = opened.step,
     what = ("the snapshot of step %d in %s"):format(opened.step, place) }
-  for _, tensor in ipairs(opened:tensors()) do source.tensors[tensor.name] = tensor end
-  local about = opened.about
-  source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, precision = about.precision,
-    packed = about.packed }
-  for name, number in pairs(evaluation.numbers(about)) do source.training[name] = number end
+  add_snapshot(source.tensors, opened)
+  if needs_training then source.training = record.read(opened.native:summary(), source.what) end
   if needs_training and not opened.whole then
     local missing = opened:missing()
     errors.usage("run:restore: %s is not whole: no file has %s %s", source.what, missing[1].name, missing[1].slice)
   end
-  source.read = function(name) return opened:read(name) end
   return source
 end
 
@@ -155,16 +161,6 @@ local function wanted_here(run, source, only)
   return names, count
 end
 
--- Training state of another run would give other results than that run.
-local function require_alike(run, source)
-  local a, theirs = run.arguments, source.training
-  if theirs.seed ~= a.seed or theirs.precision and theirs.precision ~= a.precision then
-    errors.usage('run:restore: %s is of a run with seed = %s and precision = %s, this run has seed = %s and precision '
-      .. '= %s; only = "*" takes the weights alone', source.what, theirs.seed, theirs.precision, a.seed, a.precision)
-  end
-  packing.require_alike(run, theirs, "run:restore: " .. source.what)
-end
-
 -- The run goes on after the step of what was restored.
 local function go_on_after(run, about)
   run.step = about.step
@@ -185,10 +181,13 @@ function restoring.restore(run, given)
   local function prepare()
     local place, only, step = checked(given)
     source = open(run, place, step, not only)
-    if not only then require_alike(run, source) end
+    if not only then
+      record.require_alike(run, source.training, "run:restore: the run of " .. source.what,
+        'only = "*" takes the weights alone')
+    end
     names, count = wanted_here(run, source, only)
     source.all = not only
-    for _, stored in pairs(names) do parts[stored] = parts[stored] or source.read(stored) end
+    for _, stored in pairs(names) do parts[stored] = parts[stored] or source.tensors[stored].read() end
   end
   together.call(run, prepare)
   if run.snapshots then snapshots.settle(run) end

@@ -13,9 +13,9 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
-local packing = require "het.train.packing"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
+local record = require "het.train.record"
 local restoring = require "het.train.restoring"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
@@ -45,37 +45,33 @@ end
 -- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
-  local about
   self.initial = {}   -- what is there, by name
   local state = { set_initial = function(_, name, tensor)
-    -- Trained parameters come before the averaged ones that a model may have.
-    if not self.initial[name] then self.state:set_initial(name, tensor) end
+    self.state:set_initial(name, tensor)
     self.initial[name] = true
   end }
-  if self.resume and a.save then
-    about = files.set_initial_training(a.save, state)
-    if about then
-      local metadata = files.set_initial_weights(a.save, a.model, state)
-      if tonumber(metadata.step) ~= about.step then
-        errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
-          a.save, tostring(metadata.step), about.step)
-      end
-      local known, now = files.vocabulary(a.save), a.data:vocabulary()
-      if known and now and native.json_encode(known) ~= native.json_encode(now) then
-        errors.usage("%s was begun with another vocabulary than this text's; go on with the same text, or give the "
-          .. "data that of the model: vocabulary = \"%s\"", a.save, a.save)
-      end
-      if about.seed ~= a.seed or about.precision ~= a.precision then
-        errors.usage("%s was begun with seed = %s and precision = %s, this run has seed = %s and precision = %s; go on "
-          .. "with the same", a.save, about.seed, about.precision, a.seed, a.precision)
-      end
-      packing.require_alike(self, about, a.save)
-      return about
-    end
+  local training = self.resume and a.save and files.training(a.save)
+  if not training then
+    local folder = a.from or rawget(a.model, "folder")
+    if folder then files.set_initial_weights(folder, a.model, state) end
+    return nil
   end
-  local folder = a.from or rawget(a.model, "folder")
-  if folder then files.set_initial_weights(folder, a.model, state) end
-  return nil
+  local what = "the run saved in " .. a.save
+  local about = record.read(training:summary(), what)
+  local metadata = files.set_initial_weights(a.save, a.model, state)
+  if tonumber(metadata.step) ~= about.step then
+    errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
+      a.save, tostring(metadata.step), about.step)
+  end
+  local known, now = files.vocabulary(a.save), a.data:vocabulary()
+  if known and now and native.json_encode(known) ~= native.json_encode(now) then
+    errors.usage("%s was begun with another vocabulary than this text's; go on with the same text, or give the "
+      .. "data that of the model: vocabulary = \"%s\"", a.save, a.save)
+  end
+  record.require_alike(self, about, what)
+  self.state:set_initial_from(training)   -- the trained parameters, where the model has averaged ones
+  for _, tensor in ipairs(training:tensors()) do self.initial[tensor.name] = true end
+  return about
 end
 
 --- The training graph of a micro-batch of `samples` (1): what planners count.

@@ -4,14 +4,13 @@
 -- A run has `wrote`, by real path the folders that hold its own saves: true for one that this rank wrote or read, the
 -- steps of the saves for one that another rank wrote (it may be on another machine); by the field that names a folder,
 -- "save" or "keep_best": `save_folders`, where it saves when that folder holds another's model; `saved_steps`, of the
--- last save; and `saving`, what runs beside its steps: { copy =, about =, folder = } while the state is copied, then
+-- last save; and `saving`, what runs beside its steps: { copy =, moment =, folder = } while the state is copied, then
 -- { written = }. Saves in one folder wait for each other, and for no other.
 local native = require "het.native"
 local average = require "het.train.average"
 local errors = require "het.errors"
-local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
-local packing = require "het.train.packing"
+local record = require "het.train.record"
 
 local saving = {}
 
@@ -48,7 +47,7 @@ function saving.steps_of_saves(run)
     if known == true then   -- it read the one that the run began with, or writes this one
       known = { run.begun }
       for _, step in pairs(run.saved_steps) do known[#known + 1] = step end
-      for _, under_way in pairs(run.saving) do known[#known + 1] = under_way.about and under_way.about.step end
+      for _, under_way in pairs(run.saving) do known[#known + 1] = under_way.moment and under_way.moment.step end
     end
     list[#list + 1] = { folder = folder, steps = known }
   end
@@ -83,21 +82,19 @@ function saving.is_of_others(run, folder, held)
   return true
 end
 
--- What is saved beside the state of this step.
-local function about_of(run)
-  local a, about = run.arguments, evaluation.numbers(run)
-  about.step, about.cursor, about.seed, about.precision = run.step, run.cursor, a.seed, a.precision
-  about.packed = packing.context(run)
-  about.average_weight = average.weight(run)   -- which is not saved
-  return about
+-- What is saved of this step beside the state: `training` with it, and the weight of the averages.
+local function moment_of(run)
+  local a = run.arguments
+  return { step = run.step, average_weight = average.weight(run),
+    training = { run = a.name, step = run.step, cursor = run.cursor, seed = a.seed,
+      plan = run.plan and tostring(run.plan) or "", about = record.of(run) } }
 end
 
-local function begin_writing(run, field, folder, state, about)
-  state = average.saved(run, state, about.average_weight)
-  about.average_weight = nil
+local function begin_writing(run, field, folder, state, moment)
   saving.mark_own(run, folder)   -- this rank writes it
-  run.saved_steps[field] = about.step
-  return files.begin_save(folder, run.arguments.model, state, about, run.arguments.data:vocabulary())
+  run.saved_steps[field] = moment.step
+  return files.begin_save(folder, run.arguments.model, state, average.saved(run, state, moment.average_weight),
+    moment.training, run.arguments.data:vocabulary())
 end
 
 -- Go on with the save of a field.
@@ -106,7 +103,7 @@ local function go_on_with(run, field, wait)
   if not under_way then return end
   if under_way.copy and (wait or under_way.copy:done()) then
     run.saving[field] = nil   -- until it is being written
-    under_way = { written = begin_writing(run, field, under_way.folder, under_way.copy, under_way.about) }
+    under_way = { written = begin_writing(run, field, under_way.folder, under_way.copy, under_way.moment) }
     run.saving[field] = under_way
   end
   if under_way.written and (wait or under_way.written:done()) then
@@ -138,7 +135,7 @@ function saving.finish_failed(run, problem)
   for _, field in ipairs(fields) do
     local under_way = run.saving[field]
     local held = under_way and under_way.copy and files.held(under_way.folder)
-    local is_late = held and (held.steps or 0) > under_way.about.step
+    local is_late = held and (held.steps or 0) > under_way.moment.step
     local has_ended = select(2, errors.describe(problem)) == "ended"
     if under_way and under_way.copy and (is_late or has_ended) then drop(run, field) end
     local saved, why = pcall(go_on_with, run, field, true)
@@ -152,7 +149,7 @@ function saving.now(run, folder)
   mark_save(run, folder)   -- every rank: any of them may write the next one
   saving.go_on(run, true)
   local state = run:gather()
-  if state then begin_writing(run, "save", folder, state, about_of(run)):wait() end
+  if state then begin_writing(run, "save", folder, state, moment_of(run)):wait() end
 end
 
 --- Where the state is saved when the run has ended: in `save`, unless the model there is not to be replaced. A run that
@@ -217,7 +214,7 @@ end
 -- A copy of the state, or nil where the host has no room for it.
 local function copy_of(run, field)
   for _, other in pairs(run.saving) do
-    if other.copy and other.about.step == run.step then return other.copy end
+    if other.copy and other.moment.step == run.step then return other.copy end
   end
   if not run.copied[field] and run.state:bytes() > native.device("cpu"):available_bytes() then return nil end
   local ok, copy = pcall(run.state.copy, run.state)
@@ -251,10 +248,10 @@ function saving.beside_steps(run, field)
   if not state then return end
   local copy = state == run.state and copy_of(run, field)
   if copy then
-    run.saving[field] = { copy = copy, about = about_of(run), folder = folder }
+    run.saving[field] = { copy = copy, moment = moment_of(run), folder = folder }
     go_on_with(run, field)
   else
-    local written = begin_writing(run, field, folder, state, about_of(run))
+    local written = begin_writing(run, field, folder, state, moment_of(run))
     if state == run.state then written:wait() else run.saving[field] = { written = written } end
   end
 end

@@ -12,6 +12,7 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local packing = require "het.train.packing"
 local peak = require "het.profile.peak"
+local record = require "het.train.record"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
@@ -70,12 +71,7 @@ end
 local function begin_after(run, restored)
   local about = snapshots.restored(run, restored)
   if run.has_state then return end
-  local a = run.arguments
-  if about.seed ~= a.seed or about.precision ~= a.precision then
-    errors.usage("the snapshots are of a run with seed = %s and precision = %s, this run has seed = %s and precision = "
-      .. "%s; go on with the same", about.seed, about.precision, a.seed, a.precision)
-  end
-  packing.require_alike(run, about, "the run of the snapshots")
+  record.require_alike(run, about, "the run of the snapshots")
   run.begun, run.called, run.followed = restored.step, restored.step, restored.step
   run.cursor, run.step = about.cursor, restored.step
   evaluation.restore(run, about)

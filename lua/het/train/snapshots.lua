@@ -11,10 +11,8 @@
 -- `pace` of those in memory, nil where the recipe says how often; `memory_due`: the step after which the next is taken.
 local native = require "het.native"
 local errors = require "het.errors"
-local evaluation = require "het.train.evaluation"
-local files = require "het.model.folder"
-local packing = require "het.train.packing"
 local pace = require "het.train.pace"
+local record = require "het.train.record"
 local text = require "het.text"
 local together = require "het.train.together"
 
@@ -140,18 +138,9 @@ local function is_on_disk(run)
   end
 end
 
--- What is saved beside the tensors.
-local function about_of(run)
-  run.config = run.config or files.config(run.arguments.model)
-  local about = evaluation.numbers(run)
-  about.step, about.precision, about.begun, about.config = run.step, run.arguments.precision, run.begun, run.config
-  about.packed = packing.context(run)
-  return native.json_encode(about)
-end
-
 local function take(run, in_memory, on_disk)
   local taken = { memory = in_memory, disk = on_disk, cursor = run.cursor, seed = run.arguments.seed,
-    about = about_of(run) }
+    about = record.of(run) }
   local under_way = run.snapshotting
   local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
   if ok then
@@ -316,13 +305,13 @@ function snapshots.finish(run)
 end
 
 --- The state has been restored from snapshots: says from which, and what goes with it.
--- @treturn table what was kept beside the tensors: `cursor`, `seed`, `begun`, and what evaluation.numbers gave
+-- @treturn table what was kept beside the tensors (record.read)
 function snapshots.restored(run, restored)
   for _, sentence in ipairs(restored.damaged) do warn("%s", sentence) end
   snapshots.say_warnings(run)
-  local outer = native.json_decode(restored.about)
-  local about = outer.about ~= "" and native.json_decode(outer.about) or {}
-  about.cursor, about.seed = outer.cursor, outer.seed
+  local kept = native.json_decode(restored.about)
+  kept.step = restored.step
+  local about = record.read(kept, ("the snapshot of step %d"):format(restored.step))
   run.snapshots:keep(restored.step, restored.generation, false)
   local from = {}
   for _, tier in ipairs { "live", "memory", "disk", "store" } do

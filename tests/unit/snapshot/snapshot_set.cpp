@@ -110,6 +110,28 @@ TEST_CASE("of a folder the newest whole snapshot is opened, and newer ones are n
                     Contains("no snapshot of step 11; it has steps 9, 10, 100, 101"));
 }
 
+TEST_CASE("the folder of a saved model has one snapshot, unless it holds others", "[snapshot]") {
+  const Scratch scratch;
+  SampleState state(7, {{"w.a", {DType::f32, kShape}}});
+  state.add("w.a", TensorSlice::whole(kShape));
+  const Path path(scratch.path(kSavedSnapshot));
+  write_snapshot(path, state.manifest, state.parts, true);
+  CHECK_THROWS_WITH(open_snapshot(scratch.folder()), Contains("holds no snapshot"));  // still staged
+  CHECK(list_saved_snapshot(Path(scratch.folder())).empty());
+  commit_staged(path);
+  const auto listed = list_saved_snapshot(Path(scratch.folder()));
+  REQUIRE(listed.size() == 1);
+  CHECK(listed[0].version.step == 7);
+  CHECK(equal(open_snapshot(scratch.folder()).read("w.a", TensorSlice::whole(kShape)), state.whole.at("w.a")));
+  CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 8), Contains("no snapshot of step 8; it has steps 7"));
+  CHECK(list_snapshots(Path(scratch.folder())).empty());  // none that a run removes
+  write_rank(scratch, 3, 0, 1);
+  CHECK(open_snapshot(scratch.folder()).manifest().version.step == 3);
+  std::filesystem::remove(snapshot_path(scratch.folder(), open_snapshot(scratch.folder()).manifest()).text);
+  damage(path.text, 20);
+  CHECK_THROWS_WITH(open_snapshot(scratch.folder()), Contains("the header does not match"));
+}
+
 TEST_CASE("files of two snapshots are not taken for one", "[snapshot]") {
   const Scratch scratch;
   write_rank(scratch, 8, 0, 3);

@@ -1,0 +1,64 @@
+--- What is kept of a run beside the tensors of its state, in saves and in snapshots alike, so that it goes on exactly.
+local native = require "het.native"
+local errors = require "het.errors"
+local evaluation = require "het.train.evaluation"
+local files = require "het.model.folder"
+local packing = require "het.train.packing"
+local text = require "het.text"
+
+local record = {}
+
+--- What is kept of a run as it is now, beside step, cursor and seed: JSON.
+function record.of(run)
+  run.config = run.config or files.config(run.arguments.model)
+  local kept = evaluation.numbers(run)
+  kept.precision, kept.begun, kept.config = run.arguments.precision, run.begun, run.config
+  kept.packed = packing.context(run)
+  return native.json_encode(kept)
+end
+
+-- Files may come from anywhere: what each field has to be.
+local texts, whole = { precision = true }, { best_step = true, since = true, evaluated = true, averages_since = true,
+  packed = true, begun = true }
+local finite = { best = true, validation = true, lowest = true }
+
+local function problem_of(name, value)
+  if texts[name] then return type(value) ~= "string" and "a text" or nil end
+  local number = text.finite(value)
+  if finite[name] then return not number and "a number" or nil end
+  local is_whole = number and number >= 0 and number <= 2 ^ 53 and number % 1 == 0
+  return whole[name] and not is_whole and "a whole number" or nil
+end
+
+--- What was kept of a run, checked.
+-- @tparam table kept what a snapshot says of itself: `step`, `cursor`, `seed`, and `about`, what record.of gave
+-- @string what the snapshot, for errors
+-- @treturn table fields by name, `step`, `cursor` and `seed` among them
+function record.read(kept, what)
+  local about = kept.about ~= "" and native.json_decode(kept.about) or {}
+  if type(about) ~= "table" then errors.usage("%s says nothing of the run that it is of", what) end
+  for _, name in ipairs(text.keys(about)) do
+    local wanted = problem_of(name, about[name])
+    if wanted then
+      errors.usage("%s: its %s is %s and not %s; no run can go on from it", what, name, text.value(about[name]), wanted)
+    end
+  end
+  about.step, about.cursor, about.seed = kept.step, kept.cursor, kept.seed
+  return about
+end
+
+--- Refuse to go on where the run would give other results than the one that was kept.
+-- @param run a run
+-- @tparam table about what record.read gave
+-- @string what was kept: "the run of the snapshots"
+-- @string[opt] otherwise what works instead (default: to go on with the same settings)
+function record.require_alike(run, about, what, otherwise)
+  local a = run.arguments
+  if about.seed ~= a.seed or about.precision and about.precision ~= a.precision then
+    errors.usage("%s has seed = %.14g and precision = %s, this run has seed = %.14g and precision = %s; %s", what,
+      about.seed, about.precision or "unknown", a.seed, a.precision, otherwise or "go on with the same")
+  end
+  packing.require_alike(run, about, what)
+end
+
+return record
