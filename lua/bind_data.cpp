@@ -202,8 +202,8 @@ std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
   return metadata;
 }
 
-// {{path =, tensors =, metadata =}, {path =, snapshot =} (as native.snapshot_write), {path =, json =} or {path =,
-// text =}}: they are written together beside what follows (Saving).
+// {{path =, tensors =, metadata =}, {path =, snapshot =} (as native.snapshot_write), {path =, json =} or
+// {path =, text =}}: they are written together beside what follows (Saving).
 int save_files(lua_State* L) {
   std::vector<SavedFile> files;
   const int count = list_size(L, 1);

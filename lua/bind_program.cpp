@@ -196,10 +196,9 @@ void state_set_initial(StateHandle& state, std::string name, StoredTensor& tenso
 }
 void state_set_initial_from(StateHandle& state, SnapshotHandle& snapshot) {
   for (const SnapshotTensor& tensor : snapshot->manifest().tensors)
-    state->set_initial(tensor.name,
-                       {tensor.type, [snapshot, name = tensor.name](const TensorSlice& slice) {
-                          return snapshot->read(name, slice);
-                        }});
+    state->set_initial(tensor.name, {tensor.type, [snapshot, name = tensor.name](const TensorSlice& slice) {
+                                       return snapshot->read(name, slice);
+                                     }});
 }
 void state_clear_initial(StateHandle& state) { state->clear_initial(); }
 double state_bytes_restored(StateHandle& state) { return static_cast<double>(state->bytes_restored()); }
@@ -697,10 +696,10 @@ void add_program(lua_State* L) {
       L, {bind<&state_names<StateHandle>>("names"), bind<&state_read>("read"), bind<&state_write>("write"),
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
-          bind<&state_set_initial_from>("set_initial_from"),
-          bind<&state_clear_initial>("clear_initial"), bind<&state_bytes_restored>("bytes_restored"),
-          bind<&state_set_step>("set_step"), bind<&state_set_nonce>("set_nonce"), bind<&state_step>("step"),
-          bind<&state_restart>("restart"), bind<&state_clear>("clear")});
+          bind<&state_set_initial_from>("set_initial_from"), bind<&state_clear_initial>("clear_initial"),
+          bind<&state_bytes_restored>("bytes_restored"), bind<&state_set_step>("set_step"),
+          bind<&state_set_nonce>("set_nonce"), bind<&state_step>("step"), bind<&state_restart>("restart"),
+          bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   make_class<ProgramHandle>(L, {bind<&program_memory>("memory"), bind<&program_verify>("verify"),

@@ -34,8 +34,8 @@ int snapshot_open(lua_State* L) {
   return 2;
 }
 
-// folder -> list of {step, generation, files = {paths}}, the newest first. Of a saved model's folder that of the
-// model.
+// folder -> list of {step, generation, files = {paths}}, the newest first. Of a saved model's folder that of
+// the model.
 int snapshot_list(lua_State* L) {
   Json::array_t list;
   const Path folder = Convert<Path>::get(L, 1);

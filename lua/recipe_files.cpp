@@ -62,8 +62,8 @@ std::string_view without_stage(std::string_view name) {
 bool is_of_a_run(const std::string& name) {
   const std::string file = fs::path(name).filename().string();
   const std::string_view bare = without_stage(file);
-  static constexpr std::array<std::string_view, 4> kNames{
-      "config.json", "vocabulary.json", "model.safetensors.index.json", kSavedSnapshot};
+  static constexpr std::array<std::string_view, 4> kNames{"config.json", "vocabulary.json",
+                                                          "model.safetensors.index.json", kSavedSnapshot};
   return bare.ends_with(".safetensors") || std::find(kNames.begin(), kNames.end(), bare) != kNames.end();
 }
 

@@ -74,8 +74,8 @@ std::vector<ListedSnapshot> list_saved_snapshot(const Path& folder);
 Snapshot open_files(const Path& place, const std::vector<std::string>& paths);
 Snapshot open_files(const std::shared_ptr<ObjectStore>& store, const std::vector<std::string>& keys);
 // The snapshot at `place`: a file; that of the folder of a saved model; or of a folder of snapshots the one
-// after `step`, by default the newest whole one. `passed_over`, where given, gets a sentence for every newer one that is damaged or not whole.
-// Throws Error(usage).
+// after `step`, by default the newest whole one. `passed_over`, where given, gets a sentence for every newer
+// one that is damaged or not whole. Throws Error(usage).
 Snapshot open_snapshot(const Path& place, std::optional<int64_t> step = std::nullopt,
                        std::vector<std::string>* passed_over = nullptr);
 // The same of a store. A store that does not answer is an Error: it says nothing about what is whole.

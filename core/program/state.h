@@ -78,8 +78,8 @@ class StateStore {
     TensorType type;
     std::function<Tensor(const TensorSlice&)> read;
   };
-  // When a program first needs `name`, its part of `tensor` is read, converted from one floating-point type to
-  // another, and `tensor` is released.
+  // When a program first needs `name`, its part of `tensor` is read, converted from one floating-point type
+  // to another, and `tensor` is released.
   void set_initial(const std::string& name, InitialTensor tensor) {
     initial_.insert_or_assign(name, std::move(tensor));
   }

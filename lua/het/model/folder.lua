@@ -1,7 +1,7 @@
---- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and the snapshot of the state that a run
--- goes on from exactly, `training.snapshot`. Models of a family (het.families) are stored in Hugging Face's layout; others by our own
--- names. Of a model with adapters (nn.lora) the adapters are stored, as PEFT stores them, and the base model where no
--- folder has it.
+--- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and `training.snapshot`, the snapshot of
+-- the state that a run goes on from exactly. Models of a family (het.families) are stored in Hugging Face's layout;
+-- others by our own names. Of a model with adapters (nn.lora) the adapters are stored, as PEFT stores them, and the base
+-- model where no folder has it.
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local adapter = require "het.model.adapter"

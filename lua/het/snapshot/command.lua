@@ -128,8 +128,8 @@ verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapsho
 local order = { "list", "show", "verify", "copy", "import", "export" }
 
 local function help()
-  local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, the folder of a saved run, or a folder of "
-    .. "snapshots: then the newest whole one counts.", "" }
+  local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, the folder of a saved run, or a folder "
+    .. "of snapshots: then the newest whole one counts.", "" }
   for _, name in ipairs(order) do
     lines[#lines + 1] = ("  %-22s %s"):format(name .. " " .. verbs[name].words, verbs[name].sentence)
   end

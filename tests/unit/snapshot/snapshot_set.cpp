@@ -122,7 +122,8 @@ TEST_CASE("the folder of a saved model has one snapshot, unless it holds others"
   const auto listed = list_saved_snapshot(Path(scratch.folder()));
   REQUIRE(listed.size() == 1);
   CHECK(listed[0].version.step == 7);
-  CHECK(equal(open_snapshot(scratch.folder()).read("w.a", TensorSlice::whole(kShape)), state.whole.at("w.a")));
+  CHECK(
+      equal(open_snapshot(scratch.folder()).read("w.a", TensorSlice::whole(kShape)), state.whole.at("w.a")));
   CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 8), Contains("no snapshot of step 8; it has steps 7"));
   CHECK(list_snapshots(Path(scratch.folder())).empty());  // none that a run removes
   write_rank(scratch, 3, 0, 1);
