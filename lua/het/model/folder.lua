@@ -1,7 +1,7 @@
 --- Models in folders: `model.safetensors`, `config.json`, `vocabulary.json`, and `training.snapshot`, the snapshot of
 -- the state that a run goes on from exactly. Models of a family (het.families) are stored in Hugging Face's layout;
--- others by our own names. Of a model with adapters (nn.lora) the adapters are stored, as PEFT stores them, and the base
--- model where no folder has it.
+-- others by our own names. Of a model with adapters (nn.lora) the adapters are stored, as PEFT stores them, and the
+-- base model where no folder has it.
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local adapter = require "het.model.adapter"
@@ -38,8 +38,8 @@ end
 local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
--- Models that others have saved, in several files or PyTorch's, and earlier versions of hetrun. A save would leave these
--- beside its files.
+-- Models that others have saved, in several files or PyTorch's, and earlier versions of hetrun. A save would leave
+-- these beside its files.
 local index = "model.safetensors.index.json"
 local foreign = { index, "pytorch_model.bin", "pytorch_model.bin.index.json", "training.safetensors" }
 
