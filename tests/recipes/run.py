@@ -575,7 +575,7 @@ class Runs(Case):
     def test_a_full_disk_keeps_the_last_save(self):
         self.losses('resume.lua', '--steps=3')
         before = self.files_of_run()
-        model, training = (len(before[f'{name}.safetensors']) for name in ('model', 'training'))
+        model, training = (len(before[name]) for name in ('model.safetensors', 'training.snapshot'))
         self.assertLess(model, training)
         for most in (10000, (model + training) // 2):   # neither file may grow that far; only the model
             def limit(most=most):
@@ -584,7 +584,7 @@ class Runs(Case):
             for every in (0, 1):   # at the end, and beside the steps
                 done = self.hetrun('resume.lua', '--resume', '--quiet', f'--every={every}', code=71, preexec_fn=limit,
                                    restore_signals=False)
-                self.assertIn('safetensors', done.stderr)
+                self.assertIn('training.snapshot', done.stderr)
                 self.assertEqual(before, self.files_of_run())
         self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
 
@@ -624,9 +624,9 @@ class Runs(Case):
             self.assertNotEqual(new, self.files_of_run())
 
     def test_a_disk_without_room_keeps_the_last_save(self):
-        """On a file system of 400 KB, in a separate mount namespace."""
+        """On a file system of 1000 KB, in a separate mount namespace."""
         script = """
-            mount -t tmpfs -o size=400k none "$PWD/disk" || exit 77
+            mount -t tmpfs -o size=1000k none "$PWD/disk" || exit 77
             "$1" resume.lua --quiet --save=disk/run --steps=3 || exit 1
             (cd disk/run && sha256sum *) >before
             cat /dev/zero >disk/filler 2>/dev/null   # then room for the small files, not for the model
@@ -648,7 +648,7 @@ class Runs(Case):
         if done.returncode == 77 or done.stderr.startswith('unshare:'):
             self.skipTest(f'no file system may be mounted here: {done.stderr.strip()}')
         self.assertEqual(done.returncode, 71, done.stderr)
-        self.assertRegex(done.stderr, "disk/run/(model|training).safetensors' failed .*: the disk is full; the previous file is kept")
+        self.assertRegex(done.stderr, "disk/run/(model.safetensors|training.snapshot)' failed .*: the disk is full; the previous file is kept")
         self.assertEqual((self.folder / 'before').read_text(), (self.folder / 'after').read_text())
 
 

@@ -106,7 +106,7 @@ def change_snapshot(path, fields):
     """Change what a snapshot says of its run, as somebody would who knows the format: with checksums that match."""
     content = bytearray(path.read_bytes())
     offset, size = struct.unpack('<qq', content[24:40])
-    begin = content.index(b'{"begun"', offset)
+    begin = content.rindex(b'{', offset, content.index(b'"config"', offset))
     end = content.index(b'\0', begin)
     about = json.loads(content[begin:end]) | {'config': None} | fields
     encoded = json.dumps({name: value for name, value in about.items() if value is not None}).encode()

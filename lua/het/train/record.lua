@@ -12,14 +12,14 @@ local record = {}
 function record.of(run)
   run.config = run.config or files.config(run.arguments.model)
   local kept = evaluation.numbers(run)
-  kept.precision, kept.begun, kept.config = run.arguments.precision, run.begun, run.config
+  kept.precision, kept.config = run.arguments.precision, run.config
   kept.packed = packing.context(run)
   return native.json_encode(kept)
 end
 
 -- Files may come from anywhere: what each field has to be.
 local texts, whole = { precision = true }, { best_step = true, since = true, evaluated = true, averages_since = true,
-  packed = true, begun = true }
+  packed = true }
 local finite = { best = true, validation = true, lowest = true }
 
 local function problem_of(name, value)
