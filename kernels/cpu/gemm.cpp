@@ -4,28 +4,34 @@
 // words (gemm_tile.h).
 #include "kernels/cpu/gemm.h"
 
+#include <algorithm>
+
 #include "core/base/parallel.h"
 #include "kernels/cpu/gemm_tile.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
 
-constexpr int kDepth = 512;              // words of k of one block
-constexpr int kBlockRows = 20 * kRows;   // rows of A at a time: 480 KiB that stay in the second-level cache
-constexpr int kRowStride = kDepth + 16;  // of packed A: off the power of two, for the cache's sets
-constexpr int kColumnStride = kBlockRows + 32;       // of packed A when its columns are adjacent
-constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
-constexpr int64_t kMostColumns = 2048;               // of C at a time, so that packed B stays in a cache
-constexpr int64_t kScratchColumns = 1024;            // of C kept in f32 before it is narrowed
+// Wide vectors hide what comes from the second-level cache. With narrow ones a panel of B stays in the first,
+// beside the rows of A that go with it, and an operand that is read in place, a line for each k, would push
+// it out.
+constexpr bool kWide = kLanes == 16;
+constexpr int kDepth = kWide ? 512 : 256;  // words of k of one block
+constexpr int kBlockRows = 240;            // rows of A at a time: at most 480 KiB, in the second-level cache
+constexpr int kRowStride = kDepth + 16;    // of packed A: off the power of two, for the cache's sets
+constexpr int kColumnStride = kWide ? kBlockRows + 32 : kRows;  // of packed A when its columns are adjacent
+constexpr int64_t kPackedBytes = int64_t{16} << 20;             // of B at most
+constexpr int64_t kMostColumns = 2048;     // of C at a time, so that packed B stays in a cache
+constexpr int64_t kScratchColumns = 1024;  // of C kept in f32 before it is narrowed
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes a copy
-constexpr int64_t kInPlace = 1024;                // an operand used for no more rows or columns is not packed
+constexpr int64_t kInPlace = kWide ? 1024 : 64;   // an operand used for no more rows or columns is not packed
 constexpr int64_t kInPlaceStride = 1024;  // of rows walked in place: the hardware looks ahead within a page
 
-constexpr int64_t kBlockFloats = int64_t{kBlockRows} * kRowStride > int64_t{kDepth} * kColumnStride
-                                     ? int64_t{kBlockRows} * kRowStride
-                                     : int64_t{kDepth} * kColumnStride;
+constexpr int64_t kBlockFloats =
+    std::max(int64_t{kBlockRows} * kRowStride, int64_t{kDepth} * (kWide ? kColumnStride : kBlockRows));
+static_assert(kBlockRows % kRows == 0);  // tiles of fewer rows take no more room
 
 // ---- packing ----
 
@@ -49,14 +55,34 @@ HET_INLINE void with_operand(DType dtype, const Body& body) {
     body(bf16{});
 }
 
-// Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i]).
+// The rows of the register tiles of a block: all of nearly equal size.
+HET_INLINE Range rows_of_tile(int64_t rows, int64_t tile) {
+  return share_of(rows, blocks_of(rows, kRows), tile);
+}
+
+// Lines of A across k, tile by tile, so that a tile reads all of each line of the cache:
+// to[tile * kRows * terms + p * kRows + i].
+template <typename T>
+void pack_tiles(const T* a, int64_t stride, int64_t terms, int64_t rows, float* to) {
+  for (int64_t p = 0; p < terms; ++p, a += stride)
+    for (int64_t tile = 0; tile < blocks_of(rows, kRows); ++tile) {
+      const Range share = rows_of_tile(rows, tile);
+      float* out = to + (tile * terms + p) * kRows - share.begin;
+      for (int64_t i = share.begin; i < share.end; ++i) out[i] = static_cast<float>(a[i]);
+    }
+}
+
+// Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i], or
+// tile by tile).
 template <typename Word, typename T>
 void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t terms, float* to) {
   if constexpr (Word::kTerms == 1) {
     if (s.a_col == 1)
       for (int64_t i = 0; i < rows; ++i) copy_row(a + i * s.a_row, terms, to + i * kRowStride);
-    else
+    else if (kWide)
       for (int64_t p = 0; p < terms; ++p) copy_row(a + p * s.a_col, rows, to + p * kColumnStride);
+    else
+      pack_tiles(a, s.a_col, terms, rows, to);
   }
 #if defined(HET_DOT_PRODUCT)
   if constexpr (Word::kTerms == 2) {
@@ -86,11 +112,13 @@ bool takes_pairs([[maybe_unused]] const GemmShape& s) {
 #endif
 }
 
-// An operand as the tiles read it. Left: see Order. Right: row p of panel j at data + j * panel + p * stride.
+// An operand as the tiles read it. Left: see Order; where `tile` is given, so far apart are the tiles. Right:
+// row p of panel j at data + j * panel + p * stride.
 struct Left {
   const float* data;
   int64_t stride;
   Order order;
+  int64_t tile = 0;
 };
 struct Right {
   const float* data;
@@ -104,16 +132,15 @@ void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t
   // Upwards from the first row and downwards from the last, to the middle: the processor looks ahead by many
   // tiles for lines to write, and at an end it would take those of the thread that has the rows beyond it.
   const int64_t tiles = blocks_of(rows, kRows), upper = tiles / 2;
-  const auto tile_rows = [&](int64_t n) {
-    return share_of(rows, tiles, n < upper ? tiles - 1 - n : n - upper);
-  };
+  const auto tile_at = [&](int64_t n) { return n < upper ? tiles - 1 - n : n - upper; };
+  const int64_t row_stride = a.order == Order::row ? a.stride : 1;
   for (int64_t j = 0; j < columns; j += kPanel) {
     const float* panel = b.data + j / kPanel * b.panel;
     const int width = static_cast<int>(smaller(columns - j, kPanel));
     for (int64_t n = 0; n < tiles; ++n) {
-      const Range share = tile_rows(n);
+      const Range share = rows_of_tile(rows, tile_at(n));
       if (n + 1 < tiles) {  // the lines of the next one are on their way meanwhile
-        const Range next = tile_rows(n + 1);
+        const Range next = rows_of_tile(rows, tile_at(n + 1));
         for (int64_t i = next.begin; i < next.end; ++i)
           for (int64_t at = 0; at < kPanel; at += kLineBytes / sizeof(T))
             __builtin_prefetch(c + i * c_row + j + at, 1);
@@ -121,8 +148,8 @@ void block(const Left& a, const Right& b, int64_t rows, int64_t columns, int64_t
       const int64_t count = share.end - share.begin;
       const auto run = a.order == Order::row ? tile_of<Order::row, Word, T>(count)
                                              : tile_of<Order::column, Word, T>(count);
-      run(a.data + share.begin * (a.order == Order::row ? a.stride : 1), a.stride, panel, b.stride, depth,
-          c + share.begin * c_row + j, c_row, width, start, bias == nullptr ? nullptr : bias + j);
+      run(a.data + (a.tile > 0 ? tile_at(n) * a.tile : share.begin * row_stride), a.stride, panel, b.stride,
+          depth, c + share.begin * c_row + j, c_row, width, start, bias == nullptr ? nullptr : bias + j);
     }
   }
 }
@@ -253,10 +280,11 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
       const int64_t term = p * Word::kTerms, terms = smaller(words.end * Word::kTerms, s.k) - term;
       const std::byte* corner_of_a = element(a, s.a_type, i * s.a_row + term * s.a_col);
       Left left_operand{packed_a, s.a_col == 1 ? kRowStride : kColumnStride,
-                        s.a_col == 1 ? Order::row : Order::column};
+                        s.a_col == 1 ? Order::row : Order::column, s.a_col == 1 || kWide ? 0 : kRows * terms};
       if (a_in_place_) {
         left_operand.data = reinterpret_cast<const float*>(corner_of_a);
         left_operand.stride = s.a_col == 1 ? s.a_row / Word::kTerms : s.a_col;
+        left_operand.tile = 0;
       } else {
         with_operand<Word>(s.a_type, [&](auto type) {
           pack_a<Word>(reinterpret_cast<const decltype(type)*>(corner_of_a), s, count, terms, packed_a);
