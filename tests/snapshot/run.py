@@ -74,6 +74,9 @@ class Commands(Case):
             for name in ('model.safetensors', 'vocabulary.json', 'config.json'):
                 self.assertEqual((self.folder / f'{model}.out' / name).read_bytes(), (self.folder / 'saved' / name).read_bytes(),
                                  name)
+            self.hetrun('snapshot', 'export', 'saved', f'{model}.same')   # without a folder of snapshots between
+            self.assertEqual({path.name: path.read_bytes() for path in (self.folder / f'{model}.same').iterdir()},
+                             {path.name: path.read_bytes() for path in (self.folder / f'{model}.out').iterdir()})
             self.assertFalse((self.folder / f'{model}.out/training.snapshot').exists())
             shutil.rmtree(self.folder / 'saved')
 

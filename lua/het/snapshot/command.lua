@@ -117,6 +117,9 @@ verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapsho
     local held = files.held(model)
     if held then errors.usage("%s holds %s; another folder keeps both", model, files.describe_held(held)) end
     opened.about.step = opened.step
+    if native.path_kind(place) == "folder" then   -- of a saved run it has the vocabulary beside the snapshot
+      opened.about.vocabulary = opened.about.vocabulary or files.vocabulary(place)
+    end
     files.export(model, opened.about, {
       names = function() return opened:tensors() end,
       read = function(_, name) return opened:read(name) end,
