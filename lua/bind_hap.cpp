@@ -75,6 +75,8 @@ Json json_of(const Report& report) {
                         {"meshes", std::move(meshes)},
                         {"step_seconds", report.simulated_seconds},
                         {"exposed_seconds", report.exposed_seconds},
+                        {"slowest", report.slowest},
+                        {"parts", parts_json(report.parts)},
                         {"chosen", report.chosen},
                         {"too_large", report.too_large},
                         {"summed_seconds", report.seconds},
@@ -279,8 +281,17 @@ std::string text_of(const planner::ProgramsTime& time, const Plan& plan, const s
                     show_bytes(std::max(0.0, rank.use.limit_bytes - rank.use.memory_bytes)),
                     show_seconds(rank.use.compute_seconds), show_seconds(rank.use.exposed_seconds));
   }
-  return text +
-         fmt::format("step {}, simulated from the programs of all ranks\n", show_seconds(time.seconds));
+  const planner::StepParts& parts = ranks[time.longest()].use.parts;
+  text += fmt::format("step {}, simulated from the programs of all ranks\n", show_seconds(time.seconds));
+  text += fmt::format("a step on {}, which computes longest: {}\n", ranks[time.longest()].device,
+                      planner::to_text(parts));
+  std::string binds;
+  for (const std::string_view name : planner::what_binds(parts))
+    for (const planner::StepPart& part : planner::step_parts())
+      if (part.name == name)
+        binds += fmt::format("{}{} ({:.0f} %)", binds.empty() ? "" : ", ", part.words,
+                             100 * parts.*part.seconds / parts.total());
+  return text + fmt::format("what binds: {}\n", binds.empty() ? "no single part" : binds);
 }
 
 Json json_of(const std::vector<RankUse>& ranks, double step_seconds) {
@@ -307,6 +318,7 @@ Json json_of(const std::vector<RankUse>& ranks, double step_seconds) {
                                   {"busy_share", rank.use.compute_seconds / step_seconds},
                                   {"compute_seconds", rank.use.compute_seconds},
                                   {"exposed_seconds", rank.use.exposed_seconds},
+                                  {"parts", parts_json(rank.use.parts)},
                                   {"why", fmt::format("{:.1f} % of what is cut; waits {}", 100 * rank.part,
                                                       show_seconds(rank.use.exposed_seconds))}});
   }
@@ -356,6 +368,7 @@ int simulate_programs_of(lua_State* L) {
     over = std::max(over, rank.use.memory_bytes - rank.use.limit_bytes);
     used.insert(rank.device);
   }
+  const auto binds = planner::what_binds(ranks[time.longest()].use.parts);
   Json::array_t idle, layers;
   for (const planner::hap::Device& device : group.devices())
     if (used.count(device.name) == 0) idle.push_back(device.name);
@@ -374,8 +387,17 @@ int simulate_programs_of(lua_State* L) {
                                               {"layers", std::move(layers)}}},
                      {"report", Json::object_t{{"step_seconds", time.seconds},
                                                {"exposed_seconds", time.exposed_seconds()},
+                                               {"slowest", ranks[time.longest()].device},
+                                               {"parts", parts_json(ranks[time.longest()].use.parts)},
+                                               {"binds", Json::array_t(binds.begin(), binds.end())},
                                                {"devices", json_of(ranks, time.seconds)},
                                                {"idle", std::move(idle)}}}};
+  const planner::LinkSpread spread =
+      planner::link_spread(cluster, time.seconds, [&](const planner::Cluster& other) {
+        return planner::simulate_plan(graph, plan, {other, precision_of(graph)}).seconds;
+      });
+  result["link_spread"] = spread_json(spread);
+  result["text"] = *as_string(result["text"]) + planner::to_text(spread);
   if (events) result["events"] = json_of(time.events, ranks, graph);
   if (over > 0) result["over_bytes"] = over;
   push_json(L, result);

@@ -53,6 +53,20 @@ Json plan_json(const Plan& plan) {
                         {"pipelines", std::move(pipelines)}};
 }
 
+Json parts_json(const planner::StepParts& parts) {
+  Json answer = Json::object_t{};
+  for (const planner::StepPart& part : planner::step_parts()) answer[part.name] = parts.*part.seconds;
+  return answer;
+}
+
+Json spread_json(const planner::LinkSpread& spread) {
+  Json::array_t cases;
+  for (const planner::LinkCase& each : spread.cases)
+    cases.push_back(Json::object_t{
+        {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
+  return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
+}
+
 Json cluster_json(const planner::Cluster& cluster) {
   const auto link = [](const Link& of) {
     return Json::object_t{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};
@@ -67,6 +81,7 @@ Json cluster_json(const planner::Cluster& cluster) {
                        {"zone", node.zone},
                        {"memory_bytes", planner::type_of(cluster, static_cast<int>(n)).memory_bytes},
                        {"inside", link(planner::inside_link(cluster, static_cast<int>(n)))},
+                       {"interfaces", planner::interfaces_of(cluster, static_cast<int>(n))},
                        {"price_per_hour", node.price_per_hour},
                        {"preemptions_per_hour", node.preemptions_per_hour}});
   }
@@ -233,12 +248,6 @@ Json json_of(const planner::Replanned& moved) {
                         {"near", moved.near}};
 }
 
-Json json_of(const planner::StepParts& parts) {
-  Json answer = Json::object_t{};
-  for (const planner::StepPart& part : planner::step_parts()) answer[part.name] = parts.*part.seconds;
-  return answer;
-}
-
 Json json_of(const planner::WhatIf& what) {
   Json answer = Json::object_t{{"kind", std::string(planner::name_of(what.kind))},
                                {"what", what.words},
@@ -279,7 +288,7 @@ Json json_of(const planner::PlanReport& report) {
                                      {"memory_bytes", device.memory_bytes},
                                      {"free_bytes", device.free_bytes},
                                      {"busy_share", device.busy_share},
-                                     {"parts", json_of(device.parts)},
+                                     {"parts", parts_json(device.parts)},
                                      {"share", device.share},
                                      {"why", device.why}});
   }
@@ -303,7 +312,7 @@ Json json_of(const planner::PlanReport& report) {
                                {"tokens_per_second", report.tokens_per_second},
                                {"bubble", report.bubble},
                                {"slowest", report.slowest},
-                               {"parts", json_of(report.parts)},
+                               {"parts", parts_json(report.parts)},
                                {"binds", Json::array_t(report.binds.begin(), report.binds.end())},
                                {"helps", std::move(helps)},
                                {"exposed_seconds", report.exposed_seconds},
@@ -365,14 +374,6 @@ Json json_of(const planner::Model& model, const Graph& graph) {
                         {"kinds", std::move(kinds)}};
 }
 
-Json json_of(const planner::LinkSpread& spread) {
-  Json::array_t cases;
-  for (const planner::LinkCase& each : spread.cases)
-    cases.push_back(Json::object_t{
-        {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
-  return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
-}
-
 // The answer to a request: its report as text and data, the plan as data and as Lua, the events of a step.
 Json answer_of(const Request& request, const Planned& planned, const Graph& graph, bool events) {
   Json answer = Json::object_t{{"feasible", planned.feasible},
@@ -421,7 +422,7 @@ Json json_of(const planner::Fallback& fallback) {
   if (fallback.planned.feasible) {
     entry["lua"] = to_lua(fallback.planned.plan);
     entry["plan"] = plan_json(fallback.planned.plan);
-    entry["report"] = json_of(planner::explain(fallback.request, fallback.planned));
+    entry["report"] = json_of(planner::explain(fallback.request, fallback.planned, false));
   }
   return entry;
 }
@@ -590,10 +591,12 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
   planned.feasible = true;
   planned.simulations = 1;
   Json answer = answer_of(request, planned, graph, field<bool>(L, 2, "events").value_or(false));
-  const planner::LinkSpread spread = planner::link_spread(request.cluster, [&](const Cluster& cluster) {
-    return planner::simulate(plan, cluster, request.model, request.profile, details).seconds;
-  });
-  answer["link_spread"] = json_of(spread);
+  const double seconds = planned.best.simulation.seconds;
+  const planner::LinkSpread spread =
+      planner::link_spread(request.cluster, seconds, [&](const Cluster& other) {
+        return planner::simulate(plan, other, request.model, request.profile, details).seconds;
+      });
+  answer["link_spread"] = spread_json(spread);
   answer["text"] = *as_string(answer["text"]) + planner::to_text(spread);
   if (!planned.best.simulation.fits) answer["over_bytes"] = planned.best.simulation.over_bytes;
   push_json(L, answer);
@@ -653,8 +656,8 @@ int pace_of(lua_State* L) {  // cluster, names of devices by rank
   return 1;
 }
 
-// {profiles, model_info, plans, model, bandwidth, latency}: plans that were really run, predicted; as a table
-// and as JSON.
+// {profiles, model_info, plans, model, bandwidth, latency, interfaces}: plans that were really run,
+// predicted; as a table and as JSON.
 int simulate_measured(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   planner::MeasuredRequest request;
@@ -665,10 +668,45 @@ int simulate_measured(lua_State* L) {
   request.plans = text("plans");
   request.model = text("model");
   request.between = link_at(L, 1);
+  request.interfaces = field<int>(L, 1, "interfaces").value_or(1);
+  if (request.interfaces < 1 || request.interfaces > planner::kMostInterfaces)
+    fail_usage("interfaces = {}; a machine has 1 to {}", request.interfaces, planner::kMostInterfaces);
   const Json answer = planner::to_json(planner::simulate_measured(request));
   push_json(L, answer);
   Convert<std::string>::push(L, dump(answer));
   return 2;
+}
+
+// {{name, seconds, cases = {{bandwidth, latency, step_seconds}}}}, model, batch: whether the order of plans
+// hangs on the links: the ranking, and `warning`, a sentence, where it does.
+int rank_plans(lua_State* L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  std::vector<planner::RankedPlan> plans;
+  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+    lua_rawgeti(L, 1, i);
+    luaL_checktype(L, -1, LUA_TTABLE);
+    const int at = lua_gettop(L);
+    planner::RankedPlan plan;
+    plan.name = field<std::string>(L, at, "name").value_or("");
+    plan.links.seconds = field<double>(L, at, "seconds").value_or(0);
+    each_in(L, at, "cases", [&](int, int with) {
+      plan.links.cases.push_back({field<double>(L, with, "bandwidth").value_or(1),
+                                  field<double>(L, with, "latency").value_or(1),
+                                  field<double>(L, with, "step_seconds").value_or(0)});
+    });
+    if (!plans.empty() && plan.links.cases.size() != plans[0].links.cases.size())
+      fail_usage("{} has {} cases, {} has {}", plan.name, plan.links.cases.size(), plans[0].name,
+                 plans[0].links.cases.size());
+    plans.push_back(std::move(plan));
+    lua_pop(L, 1);
+  }
+  if (plans.empty()) fail_usage("native.rank_plans needs a plan");
+  const planner::Ranking ranking =
+      planner::rank(plans, Convert<std::string>::get(L, 2), Convert<int>::get(L, 3));
+  Json answer = planner::to_json(ranking);
+  if (ranking.hangs_on_links()) answer["warning"] = planner::to_text(ranking);
+  push_json(L, answer);
+  return 1;
 }
 
 double bandwidth_from(std::string text) { return parse_bandwidth(text); }
@@ -715,6 +753,7 @@ planner::Cluster cluster_at(lua_State* L, int index) {
     node.devices = field<int>(L, at, "devices").value_or(1);
     node.zone = field<std::string>(L, at, "zone").value_or("");
     node.inside = link_at(L, at);
+    node.interfaces = field<int>(L, at, "interfaces").value_or(0);
     node.price_per_hour = field<double>(L, at, "price").value_or(0);
     node.preemptions_per_hour = field<double>(L, at, "preemptions").value_or(0);
     cluster.nodes.push_back(std::move(node));
@@ -731,15 +770,16 @@ planner::Cluster cluster_at(lua_State* L, int index) {
 void add_planner(lua_State* L) {
   make_class<PlanningHandle>(L, {bind<&wait_for_planning>("wait"), bind<&planning_is_done>("done"),
                                  bind<&hurry_planning>("hurry"), bind<&give_up_planning>("give_up")});
-  set_functions(L, "native.",
-                {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
-                 bind<&simulate_measured>("simulate_measured"), bind<&planning_problem>("planning_problem"),
-                 bind<&cluster_problems>("cluster_problems"), bind<&price_problem>("price_problem"),
-                 bind<&known_types>("device_types"), bind<&device_type_list>("device_type_list"),
-                 bind<&pace_of>("pace"), bind<&policies>("policies"), bind<&extensions>("extensions"),
-                 bind<&bandwidth_text>("show_bandwidth"), bind<&takes_extensions>("takes_extensions"),
-                 bind<&bandwidth_from>("parse_bandwidth"), bind<&seconds_from>("parse_seconds"),
-                 bind<&rate_from>("parse_rate")});
+  set_functions(
+      L, "native.",
+      {bind<&begin_planning>("plan"), bind<&simulate_graph>("simulate"),
+       bind<&simulate_measured>("simulate_measured"), bind<&rank_plans>("rank_plans"),
+       bind<&planning_problem>("planning_problem"), bind<&cluster_problems>("cluster_problems"),
+       bind<&price_problem>("price_problem"), bind<&known_types>("device_types"),
+       bind<&device_type_list>("device_type_list"), bind<&pace_of>("pace"), bind<&policies>("policies"),
+       bind<&extensions>("extensions"), bind<&bandwidth_text>("show_bandwidth"),
+       bind<&takes_extensions>("takes_extensions"), bind<&bandwidth_from>("parse_bandwidth"),
+       bind<&seconds_from>("parse_seconds"), bind<&rate_from>("parse_rate")});
 }
 
 }  // namespace het::lua

@@ -9,6 +9,8 @@
 #include "core/plan/plan.h"
 #include "lua/objects.h"
 #include "planner/cluster/cluster.h"
+#include "planner/simulate/parts.h"
+#include "planner/simulate/sensitivity.h"
 
 namespace het::lua {
 
@@ -40,6 +42,8 @@ planner::Cluster cluster_at(lua_State* L, int index);
 
 // As pages and --json have them. A cluster: its nodes, and the link of all zones without one of their own.
 Json plan_json(const Plan& plan);
+Json spread_json(const planner::LinkSpread& spread);
+Json parts_json(const planner::StepParts& parts);  // seconds by the names of the parts
 Json cluster_json(const planner::Cluster& cluster);
 
 }  // namespace het::lua

@@ -167,7 +167,7 @@ std::string show_devices(const std::vector<std::string>& devices) {
 // What the step goes to where it is slowest, what binds it, and what would help. Memory binds where a change
 // that lacks memory gains as much as kBinds asks of a part divided by three.
 void add_binding(const Request& request, const Planned& planned, const std::vector<StepParts>& parts,
-                 PlanReport& report) {
+                 bool with_helps, PlanReport& report) {
   const size_t slowest = slowest_stage(planned.best.simulation);
   const StageUse& use = planned.best.simulation.stages[slowest];
   report.slowest_pipeline = use.pipeline;
@@ -177,7 +177,7 @@ void add_binding(const Request& request, const Planned& planned, const std::vect
                                     .devices);
   report.parts = parts[slowest];
   report.binds = what_binds(report.parts);
-  report.helps = what_helps(request, planned);
+  if (with_helps) report.helps = what_helps(request, planned);
   for (const WhatIf& what : report.helps)
     if (what.lacks_bytes > 0 && what.gain >= kBinds / 3 && planned.best.simulation.fits) {
       report.binds.emplace_back("memory");
@@ -191,7 +191,7 @@ std::string show_bandwidth(double bytes_per_second) {
   return show_count(bytes_per_second * 8) + (bytes_per_second * 8 < 1000 ? " bit/s" : "bit/s");
 }
 
-PlanReport explain(const Request& request, const Planned& planned) {
+PlanReport explain(const Request& request, const Planned& planned, bool with_helps) {
   HET_REQUIRE(planned.feasible);
   const PlanLayout& layout = planned.best.layout;
   const Simulation& simulation = planned.best.simulation;
@@ -216,7 +216,7 @@ PlanReport explain(const Request& request, const Planned& planned) {
   std::set<std::pair<int, int>> hosts;
   std::set<int> nodes;
   const std::vector<StepParts> parts = parts_of_stages(request, planned);
-  add_binding(request, planned, parts, report);
+  add_binding(request, planned, parts, with_helps, report);
   for (size_t i = 0; i < simulation.stages.size(); ++i) {
     const StageUse& use = simulation.stages[i];
     const auto p = static_cast<size_t>(use.pipeline);

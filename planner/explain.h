@@ -78,8 +78,9 @@ struct PlanReport {
 // In bits, as networks are named: "25 Gbit/s".
 std::string show_bandwidth(double bytes_per_second);
 
-// `planned` must be feasible and of this request.
-PlanReport explain(const Request& request, const Planned& planned);
+// `planned` must be feasible and of this request. Without helps, PlanReport::helps stays empty and `binds`
+// has no "memory": the plan is then not simulated with every change.
+PlanReport explain(const Request& request, const Planned& planned, bool with_helps = true);
 // A table, then the figures of the step; devices of one stage on one line.
 std::string to_text(const PlanReport& report);
 

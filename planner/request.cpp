@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.h"
+#include "core/base/units.h"
 #include "planner/cluster/type_sources.h"
 #include "planner/infinity.h"
 #include "planner/migrate/model_state.h"
@@ -165,6 +166,20 @@ std::vector<std::string> notes_of(const Request& request) {
     if (const std::string_view remark = source_of(nodes[n].type).remark;
         !remark.empty() && remarked.insert(nodes[n].type).second)
       notes.push_back(fmt::format("{} is {}", nodes[n].type, remark));
+  std::set<std::string> without;
+  for (int n = 0; n < static_cast<int>(nodes.size()); ++n) {
+    const DeviceType& type = type_of(request.cluster, n);
+    const Precision precision = request.model.precision;
+    if (precision == Precision::f32 || type.flops(precision) > 0 || !without.insert(type.name).second)
+      continue;
+    const Precision other = precision == Precision::bf16 ? Precision::f16 : Precision::bf16;
+    notes.push_back(fmt::format(
+        "{} has no units for {}: its layers that were not measured count at the rate of f32, {}{}", type.name,
+        name_of(precision), show_rate(type.f32_flops),
+        type.flops(other) > type.f32_flops
+            ? fmt::format("; with precision = \"{}\" it has {}", name_of(other), show_rate(type.flops(other)))
+            : ""));
+  }
   return notes;
 }
 

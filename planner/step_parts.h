@@ -1,49 +1,17 @@
-// What a step of a plan goes to on each of its stages, in seconds that add up to the step; and what of it
-// binds the step, in words. Plain data.
+// What a step of a plan goes to on each of its stages, and on which of them it is slowest.
 #pragma once
 
-#include <array>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "planner/policy.h"
+#include "planner/simulate/parts.h"
 
 namespace het::planner {
-
-struct StepParts {
-  double compute = 0;    // forward and backward
-  double again = 0;      // forward run again, where the stage recomputes
-  double tensor = 0;     // collectives of its tensor-parallel group
-  double transfers = 0;  // how much later its pipeline ends than if nothing passed between stages
-  double bubble = 0;     // it waits for other stages of its pipeline, the filling and the draining included
-  double gradients = 0;  // it exchanges gradients, beside no compute
-  double update = 0;     // optimizer
-  double gather = 0;     // it gathers the weights of a sharded optimizer
-  double waiting = 0;    // it waits for other pipelines
-  double total() const;
-};
-
-struct StepPart {
-  const char* name;   // "bubble"
-  const char* words;  // "bubble", "transfers between stages"
-  double StepParts::*seconds;
-};
-// All parts, in the order of StepParts.
-const std::array<StepPart, 9>& step_parts();
 
 // Of each stage of `planned`, whose simulation has details: as Simulation::stages. Simulates the plan once.
 std::vector<StepParts> parts_of_stages(const Request& request, const Planned& planned);
 
 // The stage that computes longest, of Simulation::stages.
 size_t slowest_stage(const Simulation& simulation);
-
-// The parts that bind the step, of its slowest stage, the largest first: computing where it fills half of the
-// step or more, and all others with a share of kBinds or more.
-inline constexpr double kComputeBinds = 0.5, kBinds = 0.15;
-std::vector<std::string_view> what_binds(const StepParts& slowest);
-
-// "compute 61.2 %, bubble 30.1 %, gradients 8.7 %": all parts of a tenth of a percent or more.
-std::string to_text(const StepParts& parts);
 
 }  // namespace het::planner

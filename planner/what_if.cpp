@@ -70,11 +70,18 @@ class WhatHelps {
   }
 
  private:
-  Simulation run(const PlanLayout& layout, const Cluster& cluster, SimulateOptions options = {}) {
-    CostTables tables(cluster, request_.model, request_.profile, layout.microbatch);
+  // On the request's cluster; tables depend on the micro-batch size alone.
+  Simulation run(const PlanLayout& layout, SimulateOptions options = {}) {
+    if (layout.microbatch != layout_.microbatch) return run_on(request_.cluster, layout);
     options.runtime = request_.runtime;
-    Simulator simulator(tables.with_links(layout.tensor), cluster, tables.provider());
-    return simulator.run(layout, options);
+    return Simulator(tables_.with_links(layout.tensor), request_.cluster, tables_.provider())
+        .run(layout, options);
+  }
+  Simulation run_on(const Cluster& cluster, const PlanLayout& layout) {
+    CostTables tables(cluster, request_.model, request_.profile, layout.microbatch);
+    SimulateOptions options;
+    options.runtime = request_.runtime;
+    return Simulator(tables.with_links(layout.tensor), cluster, tables.provider()).run(layout, options);
   }
 
   // `batch`: samples of a step, as a multiple of the plan's.
@@ -135,8 +142,8 @@ class WhatHelps {
     if (pairs.size() > 1 && all.gain >= best.gain + kGains) {
       const auto& [a, b] = pairs[0];
       describe(all, a, b);
-      all.words = fmt::format("all links between machines twice as fast ({} is the slowest, {} to {})",
-                              show_bandwidth(all.bandwidth), all.from, all.to);
+      all.words = fmt::format("all links between machines twice as fast (the slowest: {}, {})", ends_of(all),
+                              show_bandwidth(all.bandwidth));
       add(std::move(all));
     }
     add(std::move(best));
@@ -153,9 +160,13 @@ class WhatHelps {
       what.to = names[static_cast<size_t>(*hosts_.at(a).rbegin())];
       one = true;
     }
-    const std::string ends = what.from == what.to ? what.from : fmt::format("{} and {}", what.from, what.to);
-    what.words = fmt::format("the link{} between {} ({}) twice as fast", one ? "" : "s", ends,
+    what.words = fmt::format("the link{} {} ({}) twice as fast", one ? "" : "s", ends_of(what),
                              show_bandwidth(what.bandwidth));
+  }
+
+  // "between a and b", "among n1 ... n8", "between n1 ... n8 and b".
+  static std::string ends_of(const WhatIf& what) {
+    return what.from == what.to ? "among " + what.from : fmt::format("between {} and {}", what.from, what.to);
   }
 
   void links_inside() {
@@ -165,7 +176,7 @@ class WhatHelps {
       Link inside = inside_link(cluster, node);
       inside.bytes_per_second *= 2;
       cluster.nodes[static_cast<size_t>(node)].inside = inside;
-      WhatIf what = judged(WhatIf::Kind::inside, run(layout_, cluster));
+      WhatIf what = judged(WhatIf::Kind::inside, run_on(cluster, layout_));
       what.from = what.to = machines(node);
       what.bandwidth = inside.bytes_per_second / 2;
       what.words =
@@ -186,7 +197,7 @@ class WhatHelps {
       groups.push_back(slowest ? kFasterStages : 1);
       if (slowest) slow.push_back(&use);
     }
-    WhatIf what = judged(WhatIf::Kind::slowest_stages, run(layout_, request_.cluster, options));
+    WhatIf what = judged(WhatIf::Kind::slowest_stages, run(layout_, options));
     const int faster = static_cast<int>(100 - 100 * kFasterStages + 0.5);
     what.words = slow.size() == simulation_.stages.size() ? fmt::format("all stages {} % faster", faster)
                  : slow.size() == 1 ? fmt::format("the slowest stage ({} of pipeline {}) {} % faster",
@@ -212,7 +223,7 @@ class WhatHelps {
     }
     other = layout_;
     for (PipelineLayout& pipeline : other.pipelines) pipeline.microbatches *= 2;
-    WhatIf what = judged(WhatIf::Kind::batch, run(other, request_.cluster), 2);
+    WhatIf what = judged(WhatIf::Kind::batch, run(other), 2);
     what.words = "twice the batch, by twice the micro-batches";
     add(std::move(what));
   }
@@ -224,7 +235,7 @@ class WhatHelps {
                 static_cast<int>(pipeline.stages.size() / static_cast<size_t>(layout_.chunks)) !=
             0)
           return;
-    WhatIf what = judged(WhatIf::Kind::microbatch, run(other, request_.cluster));
+    WhatIf what = judged(WhatIf::Kind::microbatch, run(other));
     what.words = fmt::format("micro-batches of {} instead of {}", other.microbatch, layout_.microbatch);
     add(std::move(what));
   }
@@ -234,7 +245,7 @@ class WhatHelps {
     for (PipelineLayout& pipeline : other.pipelines)
       for (StageLayout& stage : pipeline.stages) stage.recompute = false;
     if (other == layout_) return;
-    WhatIf what = judged(WhatIf::Kind::recompute, run(other, request_.cluster));
+    WhatIf what = judged(WhatIf::Kind::recompute, run(other));
     what.words = "without recompute";
     add(std::move(what));
   }

@@ -106,6 +106,9 @@ class Checker {
                       node.devices));
     }
     if (!absent(node.inside)) check(where + ", link inside", node.inside);
+    if (node.interfaces < 0 || node.interfaces > kMostInterfaces)
+      add(fmt::format("{}: interfaces = {}; a machine has 1 to {} to the network", where, node.interfaces,
+                      kMostInterfaces));
     if (!not_negative(node.price_per_hour))
       add(fmt::format("{}: price = {} per hour; it is 0 or more", where, node.price_per_hour));
     if (!not_negative(node.preemptions_per_hour))
@@ -173,7 +176,8 @@ Cluster merged(Cluster cluster) {
   for (Machine& node : cluster.nodes) {
     const auto same = std::find_if(nodes.begin(), nodes.end(), [&](const Machine& other) {
       return other.type == node.type && other.devices == node.devices && other.zone == node.zone &&
-             other.inside == node.inside && other.price_per_hour == node.price_per_hour &&
+             other.inside == node.inside && other.interfaces == node.interfaces &&
+             other.price_per_hour == node.price_per_hour &&
              other.preemptions_per_hour == node.preemptions_per_hour && other.gone == node.gone;
     });
     if (same == nodes.end())
@@ -201,6 +205,12 @@ Link between_link(const Cluster& cluster, int a, int b) {
   const Link* link = find_link(cluster, cluster.nodes[static_cast<size_t>(a)].zone,
                                cluster.nodes[static_cast<size_t>(b)].zone);
   return link == nullptr ? Link{} : *link;
+}
+
+int interfaces_of(const Cluster& cluster, int node) {
+  const Machine& machine = cluster.nodes[static_cast<size_t>(node)];
+  if (machine.interfaces > 0) return machine.interfaces;
+  return cluster.mesh ? machine.devices : 1;
 }
 
 int total_devices(const Cluster& cluster) {

@@ -32,6 +32,7 @@ struct Machine {
   int devices = 1;                  // in each host
   std::string zone;                 // class of its network links (Cluster::zone_links)
   Link inside;                      // between its devices; all zero: as its device type says
+  int interfaces = 0;               // of each host to the network; 0: not stated (interfaces_of)
   double price_per_hour = 0;        // of one host
   double preemptions_per_hour = 0;  // of one host
   std::vector<int> gone = {};  // numbers of devices that its hosts no longer have, ascending: names skip them
@@ -40,7 +41,7 @@ struct Machine {
 
 struct ZoneLink {
   std::string a, b;      // zones; the same twice for the links inside one
-  Link link;             // of one host's network interface, shared by its devices
+  Link link;             // of one network interface of a host
   bool assumed = false;  // the cluster does not state it
   bool operator==(const ZoneLink&) const = default;
 };
@@ -56,6 +57,8 @@ struct Cluster {
   bool operator==(const Cluster&) const = default;
 };
 
+inline constexpr int kMostInterfaces = 64;  // of a host
+
 // Every mistake, each a sentence with the value and what would work; empty when it can be planned for.
 std::vector<std::string> validate(const Cluster& cluster);
 
@@ -66,6 +69,9 @@ Cluster merged(Cluster cluster);
 const DeviceType& type_of(const Cluster& cluster, int node);
 Link inside_link(const Cluster& cluster, int node);
 Link between_link(const Cluster& cluster, int a, int b);
+// Network interfaces of each host: as stated; else one for all its devices, and in a mesh one for each, which
+// is how links of paced devices are shaped.
+int interfaces_of(const Cluster& cluster, int node);
 int total_devices(const Cluster& cluster);
 double price_per_hour(const Cluster& cluster);
 std::string device_name(const Cluster& cluster, int node, int host, int device);  // "a:0"

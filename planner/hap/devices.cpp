@@ -33,12 +33,14 @@ DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cl
     const DeviceType& type = type_of(cluster, node);
     const Precision half = precision == Precision::f32 ? Precision::bf16 : precision;
     const double f32 = type.f32_flops * type.efficiency;
+    const int interfaces = interfaces_of(cluster, node), count = cluster.nodes[n].devices;
     const double halves = (type.flops(half) > 0 ? type.flops(half) : type.f32_flops) * type.efficiency;
     for (size_t host = 0; host < cluster.nodes[n].hosts.size(); ++host)
-      for (int device = 0; device < cluster.nodes[n].devices; ++device) {
+      for (int device = 0; device < count; ++device) {
         devices_.push_back({device_name(cluster, node, static_cast<int>(host), device), type.name, node,
                             static_cast<int>(host), f32, halves, type.memory_bytes_per_second,
-                            type.memory_bytes * kUsableMemory});
+                            type.memory_bytes * kUsableMemory,
+                            static_cast<int>(int64_t{device} * interfaces / count), interfaces});
         const auto kind =
             known.emplace(std::tuple(f32, halves, type.memory_bytes_per_second), kind_count_).first;
         kind_count_ = std::max(kind_count_, kind->second + 1);
@@ -50,7 +52,12 @@ DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cl
     for (int to = 0; to < size(); ++to) {
       const Device &a = devices_[static_cast<size_t>(from)], &b = devices_[static_cast<size_t>(to)];
       const bool together = a.node == b.node && a.host == b.host;
-      const Link between = together ? inside_link(cluster, a.node) : between_link(cluster, a.node, b.node);
+      Link between = together ? inside_link(cluster, a.node) : between_link(cluster, a.node, b.node);
+      // A device with several interfaces uses them together.
+      const auto own = [&](const Device& d) {
+        return std::max(1, d.host_interfaces / cluster.nodes[static_cast<size_t>(d.node)].devices);
+      };
+      if (!together) between.bytes_per_second *= std::min(own(a), own(b));
       links_.push_back(from == to ? Link{} : between);
     }
   find_slowest();
@@ -115,13 +122,13 @@ DeviceGroup DeviceGroup::merged(const std::vector<std::vector<int>>& sets) const
 
 Link DeviceGroup::link_between(const std::vector<int>& set, const std::vector<int>& other) const {
   Link all{0, 0};
-  std::set<std::tuple<int, int, int, int>> interfaces;  // of hosts, that are used
+  std::set<std::pair<std::tuple<int, int, int>, std::tuple<int, int, int>>> interfaces;  // that are used
   for (size_t i = 0; i < set.size(); ++i) {
     const Link& between = link(set[i], other[i]);
     all.latency_seconds = std::max(all.latency_seconds, between.latency_seconds);
     const Device &a = devices_[static_cast<size_t>(set[i])], &b = devices_[static_cast<size_t>(other[i])];
     const bool shares = !mesh_ && std::pair(a.node, a.host) != std::pair(b.node, b.host);
-    if (!shares || interfaces.emplace(a.node, a.host, b.node, b.host).second)
+    if (!shares || interfaces.emplace(a.port(), b.port()).second)
       all.bytes_per_second += between.bytes_per_second;
   }
   return all;
@@ -161,7 +168,8 @@ void DeviceGroup::find_kinds() {
       kind.from_any[1] = std::min(kind.from_any[1], sent);
       latency_ = std::max(latency_, link(d, peer).latency_seconds);
       if (!by_host || std::pair(other.node, other.host) != host)
-        port_bytes_per_second_ = std::max(port_bytes_per_second_, link(d, peer).bytes_per_second);
+        port_bytes_per_second_ = std::max(
+            port_bytes_per_second_, (by_host ? device.host_interfaces : 1) * link(d, peer).bytes_per_second);
     }
     kind.to_all[0] = std::min(kind.to_all[0], out);
     kind.to_all[1] = std::min(kind.to_all[1], in);
@@ -264,7 +272,7 @@ double DeviceGroup::mesh_seconds(const std::vector<double>& counts, bool scatter
 // the devices of a host share; in a mesh every device counts as having one.
 double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
   double busiest = 0, latency = 0;
-  std::map<std::pair<int, int>, std::pair<double, double>> hosts;  // seconds out and in
+  std::map<std::tuple<int, int, int>, std::pair<double, double>> interfaces;  // seconds out and in
   for (int rank = 0; rank < size(); ++rank) {
     double out = 0, in = 0;
     const Device& own = devices_[static_cast<size_t>(rank)];
@@ -279,13 +287,13 @@ double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
       in += received;
       latency = std::max(latency, link(rank, peer).latency_seconds);
       if (mesh_ || (own.node == other.node && own.host == other.host)) continue;
-      auto& [host_out, host_in] = hosts[{own.node, own.host}];
-      host_out += sent;
-      host_in += received;
+      auto& [all_out, all_in] = interfaces[own.port()];
+      all_out += sent;
+      all_in += received;
     }
     busiest = std::max({busiest, out, in});
   }
-  for (const auto& [host, both] : hosts) busiest = std::max({busiest, both.first, both.second});
+  for (const auto& [interface, both] : interfaces) busiest = std::max({busiest, both.first, both.second});
   return latency + busiest;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,11 @@ struct Device {
   double half_flops = 0;   // of bf16 or f16, whichever the device is planned for
   double memory_bytes_per_second = 0;
   double memory_bytes = 0;  // that plans may use
+  int interface = 0;        // to the network, by which it leaves its host: the first, where it has several
+  int host_interfaces = 1;  // of its host
 
+  // What others that leave the host share with it.
+  auto port() const { return std::tuple(node, host, interface); }
   double flops(bool half) const { return half ? half_flops : f32_flops; }
   // Of work in one precision: the longer of its arithmetic and its memory traffic.
   double seconds(const Cost& cost, bool half) const {

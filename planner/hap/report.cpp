@@ -255,6 +255,8 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     }
   }
   report.devices = shares_of(*request.group, report.plan, time);
+  report.slowest = report.devices[time.longest()].device;
+  report.parts = time.ranks[time.longest()].parts;
   if (!report.has_mesh) report.instructions = Lister(request, best.program).run();
   report.seconds = seconds_of(best.cost);
   report.compute_seconds = seconds_of(best.compute);
@@ -277,6 +279,8 @@ std::string to_text(const Report& report) {
                   show_seconds(report.exposed_seconds));
   if (!report.chosen.empty()) text += fmt::format("; it is {}{}", report.has_mesh ? "a " : "", report.chosen);
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
+  text += fmt::format("\na step on {}, which computes longest: {}", report.slowest,
+                      planner::to_text(report.parts));
   text += fmt::format("\nwithout overlap {}: {} of computing, {} of communication\n",
                       show_seconds(report.seconds), show_seconds(report.compute_seconds),
                       show_seconds(report.communication_seconds));

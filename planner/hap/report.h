@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "planner/hap/hap.h"
+#include "planner/simulate/parts.h"
 
 namespace het::planner::hap {
 
@@ -51,6 +52,8 @@ struct Report {
   std::string too_large;         // why the fastest program was not taken, a sentence; empty: it fits
   double simulated_seconds = 0;  // of it
   double exposed_seconds = 0;    // of these, that the rank which computes longest waits for others
+  std::string slowest;           // that rank's device
+  StepParts parts;               // what the step goes to there
   // One after the other.
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
   double table_seconds = 0, search_seconds = 0;

@@ -63,14 +63,6 @@ constexpr Inside kInsides[] = {{"A100-40", 248.9}, {"A100-80", 248.9},  {"GH-96"
                                {"RTX-2080", 10.8}, {"Titan-RTX", 10.8}, {"RTX-3090", 7.86}};
 constexpr Link kPcie{10e-6, 12e9};  // 3 x16, as device_types.cpp has it
 
-// How many pairs of GPUs a group's traffic is worth: as many as it has GPUs. A GH200 node has a port for each
-// GPU and a group of four could use 92 GB/s, but in the runs none moves more than a port or two: what they
-// report as gradient synchronisation is 12 to 51 GB/s a node, and 67 MB between two stages hold each of them
-// up for 2 to 3.5 ms. There a group counts one.
-int pairs_of(const std::string& a, const std::string& b, int groups, int tensor) {
-  return a == "GH-96" && b == "GH-96" ? groups : groups * tensor;
-}
-
 // "us-west1-b" is in region us-west1.
 std::string region_of(const std::string& zone) { return zone.substr(0, zone.rfind('-')); }
 
@@ -83,8 +75,7 @@ double bytes_per_second(const Fit& fit, double bytes) {
 }  // namespace
 
 PublishedLink published_link(const std::string& a, const std::string& zone_a, const std::string& b,
-                             const std::string& zone_b, int groups, int tensor, double bytes) {
-  const int pairs = pairs_of(a, b, groups, tensor);
+                             const std::string& zone_b, int pairs, double bytes) {
   const Fit* best = nullptr;
   const auto consider = [&](const Fit& fit) {
     if (fit.pairs <= pairs && (best == nullptr || fit.pairs > best->pairs)) best = &fit;
@@ -101,6 +92,18 @@ PublishedLink published_link(const std::string& a, const std::string& zone_a, co
   }
   if (best == nullptr) return {{0, kAssumedBandwidth}, true};
   return {{0, std::max(bytes_per_second(*best, bytes), 1e6)}, false};
+}
+
+int published_interfaces(const std::string& type) {
+  constexpr double kInProportion = 0.9;
+  double one = 0;
+  int interfaces = 1;
+  for (const Fit& fit : kFits) {
+    if (fit.a != type || fit.b != type) continue;
+    if (fit.pairs == 1) one = fit.most;
+    if (fit.most >= kInProportion * fit.pairs * one) interfaces = std::max(interfaces, fit.pairs);
+  }
+  return interfaces;
 }
 
 Link inside_link_of(const std::string& type) {

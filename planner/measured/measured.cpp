@@ -164,6 +164,7 @@ class Prediction {
   void link();
   Link between(const PlanGroup& a, const PlanGroup& b, int groups, double bytes);
   void place();
+  CostTable costs_of(const Cluster& cluster) const;
   void simulate();
   void remember();
   void bound();
@@ -335,8 +336,20 @@ Link Prediction::between(const PlanGroup& a, const PlanGroup& b, int groups, dou
   Link slowest{0, 1e15};
   for (const PlanMachine& from : a.machines)
     for (const PlanMachine& to : b.machines) {
+      const int tensor = std::min(a.tensor, b.tensor);
+      // Where each pair of GPUs has an interface, one pair shows what one has; each GPU sends its part.
+      const int most = std::min(published_interfaces(from.type), published_interfaces(to.type));
       const PublishedLink published =
-          published_link(from.type, from.zone, to.type, to.zone, groups, std::min(a.tensor, b.tensor), bytes);
+          published_link(from.type, from.zone, to.type, to.zone, most > 1 ? 1 : groups * tensor,
+                         bytes / std::min(tensor, request_.interfaces));
+      if (most > request_.interfaces) {
+        const std::string note = fmt::format(
+            "network interfaces of a machine: {} counted; the published bandwidths between {} and {} show {} "
+            "(--interfaces)",
+            request_.interfaces, from.type, to.type, most);
+        if (std::find(plan_.notes.begin(), plan_.notes.end(), note) == plan_.notes.end())
+          plan_.notes.push_back(note);
+      }
       if (published.assumed) {
         const std::string note = fmt::format(
             "nothing is published of the link between {} and {}: {:.0f} Gbit/s "
@@ -378,6 +391,7 @@ void Prediction::link() {
     node.type = kind.name;
     node.zone = std::to_string(a);
     node.devices = kind.group.machines.size() > 1 ? 1 : machine.gpus / kind.group.tensor;
+    node.interfaces = request_.interfaces;
     kind.together = std::min(node.devices, kind.uses);
     cluster_.nodes.push_back(node);
     for (size_t b = 0; b <= a; ++b)
@@ -423,8 +437,22 @@ void Prediction::place() {
   plan_.microbatches = layout_.pipelines[0].microbatches;
 }
 
+// DeepSpeed's pipeline engine sends activations and their gradients divided over the tensor-parallel group,
+// and gathers them inside the receiving group (runtime/pipe/engine.py, pipe_partitioned and grad_partitioned,
+// on unless the configuration says otherwise): in a ring (t - 1) / t of the bytes over each link.
+CostTable Prediction::costs_of(const Cluster& cluster) const {
+  CostTable costs = make_costs(cluster, model_, profile_, 1, file_.microbatch);
+  for (const Kind& kind : kinds_) {
+    const double t = kind.group.tensor;
+    NodeCosts& node = costs.nodes[static_cast<size_t>(kind.node)];
+    // Of the whole group, as NodeCosts::inside is.
+    if (t > 1) node.gather = {0, node.inside.bytes_per_second / (t - 1)};
+  }
+  return costs;
+}
+
 void Prediction::simulate() {
-  const CostTable costs = make_costs(cluster_, model_, profile_, 1, file_.microbatch);
+  const CostTable costs = costs_of(cluster_);
   Simulator simulator(costs, cluster_);
   SimulateOptions options;
   options.details = true;
@@ -433,8 +461,8 @@ void Prediction::simulate() {
   plan_.seconds = simulation.seconds;
   SimulateOptions seconds_alone;
   seconds_alone.runtime = options.runtime;
-  plan_.links = link_spread(cluster_, [&](const Cluster& cluster) {
-    const CostTable other = make_costs(cluster, model_, profile_, 1, file_.microbatch);
+  plan_.links = link_spread(cluster_, simulation.seconds, [&](const Cluster& cluster) {
+    const CostTable other = costs_of(cluster);
     return Simulator(other, cluster).run(layout_, seconds_alone).seconds;
   });
   plan_.pipeline_seconds = simulation.pipeline_seconds;
@@ -637,6 +665,20 @@ void predict_again(const PlanFile& file, const ModelSizes& sizes, const Measured
 }
 
 }  // namespace
+
+std::vector<Ranking> rank(const std::vector<MeasuredPlan>& plans) {
+  std::map<std::pair<std::string, int>, std::vector<RankedPlan>> alike;
+  for (const MeasuredPlan& plan : plans) {
+    if (!plan.problems.empty()) continue;
+    std::vector<RankedPlan>& group = alike[{plan.model, plan.batch}];
+    group.push_back({plan.name, plan.links});
+    group.back().links.seconds = plan.seconds;
+  }
+  std::vector<Ranking> rankings;
+  for (const auto& [key, group] : alike)
+    if (group.size() > 1) rankings.push_back(rank(group, key.first, key.second));
+  return rankings;
+}
 
 MeasuredReport simulate_measured(const MeasuredRequest& request) {
   MeasuredReport report;

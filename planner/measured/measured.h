@@ -9,7 +9,7 @@
 
 #include "core/io/json.h"
 #include "planner/measured/memory.h"
-#include "planner/measured/ranking.h"
+#include "planner/simulate/ranking.h"
 #include "planner/simulate/sensitivity.h"
 
 namespace het::planner {
@@ -21,7 +21,8 @@ struct MeasuredRequest {
   std::string model_info;  // file
   std::string plans;       // folder, with its folders
   std::string model;       // of all plans; empty: what a plan names, else the one with its number of layers
-  Link between;            // between machines; all zero: as published for the pair of types
+  Link between;            // between machines, of an interface; all zero: as published for the pair of types
+  int interfaces = 1;      // of a machine to the network
 };
 
 // One kind of tensor-parallel group in one stage.
@@ -66,11 +67,15 @@ struct MeasuredReport {
   std::vector<Ranking> rankings;
 };
 
+// Of each model and batch with two predicted plans or more.
+std::vector<Ranking> rank(const std::vector<MeasuredPlan>& plans);
+
 // Never throws for what stands in files: it is in the problems of the plans that it touches.
 MeasuredReport simulate_measured(const MeasuredRequest& request);
 
 // What is asked of a prediction; a bound this far above a run contradicts it.
 inline constexpr double kSecondsAsked = 0.10, kMemoryAsked = 0.15;
+Json to_json(const Ranking& ranking);
 Json to_json(const MeasuredReport& report);  // with medians and worst of the plans that are not marked
 
 }  // namespace het::planner

@@ -51,7 +51,9 @@ Json json_of(const GpuMemory& memory) {
                         {"framework", memory.framework}};
 }
 
-Json json_of(const Ranking& ranking) {
+}  // namespace
+
+Json to_json(const Ranking& ranking) {
   Json::array_t cases;
   for (const RankingCase& each : ranking.cases)
     cases.push_back(Json::object_t{{"bandwidth", each.bandwidth},
@@ -63,8 +65,6 @@ Json json_of(const Ranking& ranking) {
                         {"fastest", ranking.fastest}, {"hangs_on_links", ranking.hangs_on_links()},
                         {"cases", std::move(cases)}};
 }
-
-}  // namespace
 
 Json to_json(const MeasuredReport& report) {
   const auto maybe = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
@@ -131,7 +131,7 @@ Json to_json(const MeasuredReport& report) {
                          {"memory", json_of(spread_of(memory_errors, kMemoryAsked), kMemoryAsked)}};
   Json::array_t rankings, warnings;
   for (const Ranking& ranking : report.rankings) {
-    rankings.push_back(json_of(ranking));
+    rankings.push_back(to_json(ranking));
     if (ranking.hangs_on_links()) warnings.push_back(to_text(ranking));
   }
   return Json::object_t{{"plans", std::move(plans)},          {"summary", std::move(summary)},

@@ -42,7 +42,11 @@ Flows flows_of(const Demands& demands, const Cluster& cluster) {
       const int from = senders[sender % senders.size()];
       const int a = node_of[static_cast<size_t>(from)], b = node_of[static_cast<size_t>(to)];
       const Link link = from == to ? inside_link(cluster, a) : between_link(cluster, a, b);
-      all.flows.push_back({to, from, all.demands, bytes / link.bytes_per_second});
+      const auto interfaces = [&](int node) {
+        return std::max(1, cluster.nodes[static_cast<size_t>(node)].interfaces);
+      };
+      const int lanes = from == to ? 1 : std::min(interfaces(a), interfaces(b));
+      all.flows.push_back({to, from, all.demands, bytes / (lanes * link.bytes_per_second)});
       all.latency = std::max(all.latency, link.latency_seconds);
     }
     ++all.demands;

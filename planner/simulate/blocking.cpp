@@ -97,9 +97,10 @@ class BlockingRun {
       return;
     }
     peer.waits_since = -1;
-    const double end = transfer(c, sends ? s : other, sends ? other : s, step.unit.microbatch, now);
-    go_on(c, s, end);
-    go_on(c, other, end);
+    const size_t from = sends ? s : other, to = sends ? other : s;
+    const double end = transfer(c, from, to, step.unit.microbatch, now);
+    go_on(c, from, end);
+    go_on(c, to, end + gather_seconds(c, from, to));
   }
 
   static bool is_other_end(const BlockingStep& a, const BlockingStep& b) {
@@ -134,22 +135,29 @@ class BlockingRun {
     const auto& stages = state_.layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
     const size_t edge = std::min(from, to);
     HET_REQUIRE(stages[from].group < 0 && stages[to].group < 0, pipeline.source, from, to);
-    const int a = pipeline.hosts[from], b = pipeline.hosts[to];
     double start = now, end = now;
-    if (state_.options.transfers && a == b) {
+    if (state_.options.transfers && pipeline.hosts[from] == pipeline.hosts[to]) {
       end = now + state_.hop_seconds(pipeline, from, to);
     } else if (state_.options.transfers) {
       const double bytes =
           state_.costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
       const Link& link = state_.costs.link(stages[from].node, stages[to].node);
-      double& out = state_.out_free[static_cast<size_t>(a)];
-      double& in = state_.in_free[static_cast<size_t>(b)];
-      start = std::max({now, out, in});
-      out = in = start + bytes * pipeline.crowd[edge] / link.bytes_per_second;
-      end = out + link.latency_seconds;
+      const Interfaces& out = pipeline.interfaces[from];
+      start = state_.occupy(out, pipeline.interfaces[to], now,
+                            bytes * pipeline.crowd[edge] / link.bytes_per_second);
+      end = state_.out_free[static_cast<size_t>(out.first)] + link.latency_seconds;
     }
     note(SimEvent::Kind::send, c, from, microbatch, start, end);
     return end;
+  }
+
+  // Of the receiver, which goes on when it has the whole.
+  double gather_seconds(size_t c, size_t from, size_t to) const {
+    const auto& stages = state_.layout->pipelines[static_cast<size_t>(state_.classes[c].source)].stages;
+    const Link& gather = state_.costs.nodes[static_cast<size_t>(stages[to].node)].gather;
+    if (!state_.options.transfers || gather.bytes_per_second == 0) return 0;
+    const StageLayout& before = stages[std::min(from, to)];
+    return gather.seconds(state_.costs.boundary[static_cast<size_t>(before.first + before.layers - 1)]);
   }
 
   void note(SimEvent::Kind kind, size_t c, size_t stage, int item, double start, double end) {

@@ -8,25 +8,24 @@
 // ranks of all holders. A rank still exchanges its gradient once, 2 (k - 1) / k of its bytes, but pays a
 // latency for each piece, and packs: its bytes are read and written before, and once more after. Sharded
 // optimizer state is then kept whole.
+//
+// Exchanges of different layers that pass one network interface at the same time share it (sharing.h). A
+// device group has one exchange at a time.
 #include <algorithm>
-#include <set>
+#include <map>
 
+#include "planner/simulate/ring.h"
+#include "planner/simulate/sharing.h"
 #include "planner/simulate/state.h"
 
 namespace het::planner {
 namespace {
 
-struct Group {  // who exchanges a layer, or a number of each
-  int hosts = 0, most_in_host = 0;
-  Link slowest, inside;
-  // Of a mesh: the longest latency, and the mean pace at which the slowest member reaches the others.
-  Link mesh;
-};
-
-// What an exchange takes: inside hosts, and over links between them.
+// What an exchange takes: before its bytes pass interfaces (latencies, packing, and all that stays inside
+// hosts), and while they do, when nothing else does.
 struct ExchangeSeconds {
-  double local = 0, remote = 0;
-  bool crosses = false;  // it passes ports
+  double fixed = 0, wire = 0;
+  bool crosses = false;  // it passes interfaces
 };
 
 // What the holders of a layer exchange where one of them has a TensorGroup.
@@ -34,9 +33,10 @@ struct Parts {
   struct Part {
     double divided = 0, whole = 0;  // of the layer's divided and of its other parameters: a share
     std::vector<size_t> ranks;      // of `places`
-    Group group;
+    RingGroup group;
   };
-  std::vector<DevicePlace> places;  // all ranks of all holders, by pipeline
+  std::vector<DevicePlace> places;     // all ranks of all holders, by pipeline
+  std::vector<Interfaces> interfaces;  // of each
   std::vector<Part> parts;
   std::vector<double> divided, whole;  // of each rank: what it has
   bool alike = true;
@@ -65,8 +65,15 @@ class FinishStep {
  private:
   // Layers with the same holders.
   struct Segment {
-    Group group;     // who exchanges them
-    int parts = -1;  // of parts_ instead, where a holder has a TensorGroup
+    RingGroup group;              // who exchanges them
+    int parts = -1;               // of parts_ instead, where a holder has a TensorGroup
+    std::vector<int> interfaces;  // of all holders, each once
+  };
+  // One rank of a communicator, and how many devices of its stage are in others like it.
+  struct Member {
+    DevicePlace place;
+    Interfaces interfaces;
+    int devices = 1;
   };
 
   const StageLayout& holder_at(size_t layer, size_t pipeline) const {
@@ -85,16 +92,21 @@ class FinishStep {
   void find_holders();
   void find_shares();
   Segment segment_from(size_t first);
-  Link mesh_of(const std::vector<DevicePlace>& members);
-  Group group_of(const std::vector<DevicePlace>& members);
+  Link mesh_of(const std::vector<Member>& members);
+  RingGroup group_of(const std::vector<Member>& members);
   Parts parts_of(size_t layer);
   void cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts);
-  ExchangeSeconds even_seconds(const Group& group, CollectiveKind collective, double bytes) const;
+  ExchangeSeconds even_seconds(const RingGroup& group, CollectiveKind collective, double bytes) const;
+  ExchangeSeconds group_seconds(const RingGroup& group, CollectiveKind collective, int communicators,
+                                double bytes) const;
   ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, size_t first, size_t end,
                              double parameter_bytes) const;
   double unevenness(size_t layer, CollectiveKind collective) const;
   void count_exposed(size_t layer, double ready, double end, SimEvent::Kind kind);
-  void occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind);
+  void add(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind);
+  void exchange_all();
+  bool shares_interfaces();
+  void finish(const SharedFlow& flow, size_t layer);
   void exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes, double earliest,
                 SimEvent::Kind kind);
   double pack(const Parts& parts, size_t layer, double bytes_of_divided, double bytes_of_whole);
@@ -116,7 +128,11 @@ class FinishStep {
   std::vector<int> segment_;   // of each layer
   std::vector<Segment> segments_;
   std::vector<Parts> parts_;
-  std::vector<DevicePlace> members_;
+  std::vector<Member> members_;
+  // Exchanges of one kind that are to be made, and the layers of each; and in which order they ended.
+  std::vector<SharedFlow> flows_;
+  std::vector<size_t> flow_layers_, order_ended_;
+  SimEvent::Kind kind_ = SimEvent::Kind::reduce;
   std::vector<int> at_node_;
   double known_ = 0;             // when all ranks know the norms; mesh alone
   std::vector<double> updated_;  // when each device group has updated, as SimulatorState::counted_until
@@ -190,57 +206,84 @@ FinishStep::Segment FinishStep::segment_from(size_t first) {
   const bool has_groups = !state_.layout->groups.empty();
   for (size_t p = 0; has_groups && p < replicas_; ++p)
     if (holder_at(first, p).group >= 0) segment.parts = static_cast<int>(parts_.size());
-  if (segment.parts >= 0) {
-    parts_.push_back(parts_of(first));
-    return segment;
-  }
   members_.clear();
-  for (size_t p = 0; p < replicas_; ++p)
-    members_.push_back({holder_at(first, p).node, holder_at(first, p).host});
-  segment.group = group_of(members_);
+  for (size_t p = 0; p < replicas_; ++p) {
+    const StageLayout& stage = holder_at(first, p);
+    members_.push_back({{stage.node, stage.host},
+                        state_.stage_interfaces[static_cast<size_t>(at_[first * replicas_ + p])],
+                        costs_.tensor});
+    state_.each_interface(p, static_cast<size_t>(holder_[first * replicas_ + p]),
+                          [&](int interface) { segment.interfaces.push_back(interface); });
+  }
+  std::sort(segment.interfaces.begin(), segment.interfaces.end());
+  segment.interfaces.erase(std::unique(segment.interfaces.begin(), segment.interfaces.end()),
+                           segment.interfaces.end());
+  if (segment.parts >= 0)
+    parts_.push_back(parts_of(first));
+  else
+    segment.group = group_of(members_);
   return segment;
 }
 
-Link FinishStep::mesh_of(const std::vector<DevicePlace>& members) {
+// Each member sends to all others; those elsewhere through its interfaces, which others may share.
+Link FinishStep::mesh_of(const std::vector<Member>& members) {
   at_node_.assign(costs_.nodes.size(), 0);
-  for (const DevicePlace& member : members) ++at_node_[static_cast<size_t>(member.node)];
-  double latency = 0, longest = 0;  // of a member: seconds for a byte to each other
-  for (const DevicePlace& member : members) {
-    const auto node = static_cast<size_t>(member.node);
-    const int here = state_.port_count[static_cast<size_t>(state_.port(member))];
-    double seconds = 0;
-    const auto add = [&](int others, const Link& link) {
+  for (const Member& member : members) {
+    ++at_node_[static_cast<size_t>(member.place.node)];
+    for (int i = 0; i < member.interfaces.count; ++i)
+      state_.interface_load[static_cast<size_t>(member.interfaces.first + i)] = 0;
+  }
+  double latency = 0, longest = 0;  // of a member or an interface: seconds for a byte to each other
+  for (const Member& member : members) {
+    const auto node = static_cast<size_t>(member.place.node);
+    const int here = state_.host_count[static_cast<size_t>(state_.host(member.place))];
+    double inside = 0, outside = 0;
+    const auto add = [&](double& seconds, int others, const Link& link) {
       if (others == 0) return;
       seconds += others / link.bytes_per_second;
       latency = std::max(latency, link.latency_seconds);
     };
-    add(here - 1, costs_.nodes[node].inside);
+    add(inside, here - 1, costs_.nodes[node].inside);
     for (size_t other = 0; other < at_node_.size(); ++other)
-      add(at_node_[other] - (other == node ? here : 0), costs_.link(member.node, static_cast<int>(other)));
-    longest = std::max(longest, seconds);
+      add(outside, at_node_[other] - (other == node ? here : 0),
+          costs_.link(member.place.node, static_cast<int>(other)));
+    outside *= static_cast<double>(member.devices) / member.interfaces.count;
+    longest = std::max(longest, inside + outside);
+    for (int i = 0; i < member.interfaces.count; ++i)
+      longest = std::max(longest,
+                         state_.interface_load[static_cast<size_t>(member.interfaces.first + i)] += outside);
   }
   return Link{latency, longest > 0 ? static_cast<double>(members.size() - 1) / longest : 0};
 }
 
-Group FinishStep::group_of(const std::vector<DevicePlace>& members) {
-  Group group;
+RingGroup FinishStep::group_of(const std::vector<Member>& members) {
+  RingGroup group;
+  group.members = static_cast<int>(members.size());
   ++state_.stamp;
   uint64_t nodes = 0, twice = 0;  // nodes that take part, with two hosts or more
-  for (const DevicePlace& member : members) {
-    const auto at_port = static_cast<size_t>(state_.port(member));
-    if (state_.port_stamp[at_port] != state_.stamp) {
-      state_.port_stamp[at_port] = state_.stamp;
-      state_.port_count[at_port] = 0;
+  for (const Member& member : members) {
+    const auto host = static_cast<size_t>(state_.host(member.place));
+    if (state_.host_stamp[host] != state_.stamp) {
+      state_.host_stamp[host] = state_.stamp;
+      state_.host_count[host] = state_.host_lanes[host] = 0;
       ++group.hosts;
-      const uint64_t bit = uint64_t{1} << (member.node % 64);
+      const uint64_t bit = uint64_t{1} << (member.place.node % 64);
       twice |= nodes & bit;
       nodes |= bit;
     }
-    group.most_in_host = std::max(group.most_in_host, ++state_.port_count[at_port]);
-    const Link& inside = costs_.nodes[static_cast<size_t>(member.node)].inside;
+    group.most_in_host = std::max(group.most_in_host, ++state_.host_count[host]);
+    for (int i = 0; i < member.interfaces.count; ++i) {
+      int& stamp = state_.interface_stamp[static_cast<size_t>(member.interfaces.first + i)];
+      if (stamp != state_.stamp) ++state_.host_lanes[host];
+      stamp = state_.stamp;
+    }
+    const Link& inside = costs_.nodes[static_cast<size_t>(member.place.node)].inside;
     if (group.inside.bytes_per_second == 0 || inside.bytes_per_second < group.inside.bytes_per_second)
       group.inside = inside;
   }
+  group.lanes = state_.host_lanes[static_cast<size_t>(state_.host(members[0].place))];
+  for (const Member& member : members)
+    group.lanes = std::min(group.lanes, state_.host_lanes[static_cast<size_t>(state_.host(member.place))]);
   const int count = static_cast<int>(costs_.nodes.size());
   for (int a = 0; a < count; ++a)
     for (int b = a; b < count; ++b) {
@@ -265,6 +308,11 @@ Parts FinishStep::parts_of(size_t layer) {
     const StageLayout& stage = holder_at(layer, p);
     const std::vector<DevicePlace> places = places_of(*state_.layout, stage);
     parts.places.insert(parts.places.end(), places.begin(), places.end());
+    const auto at = static_cast<size_t>(at_[layer * replicas_ + p]);
+    const auto own = state_.place_interfaces.find(at);
+    for (size_t r = 0; r < places.size(); ++r)
+      parts.interfaces.push_back(own == state_.place_interfaces.end() ? state_.stage_interfaces[at]
+                                                                      : own->second[r]);
     shares.push_back(shares_of(*state_.layout, stage));
     double all = 0, before = 0;
     for (const int64_t share : shares.back()) all += static_cast<double>(share);
@@ -288,7 +336,7 @@ Parts FinishStep::parts_of(size_t layer) {
   }
   for (Parts::Part& part : parts.parts) {
     members_.clear();
-    for (const size_t rank : part.ranks) members_.push_back(parts.places[rank]);
+    for (const size_t rank : part.ranks) members_.push_back({parts.places[rank], parts.interfaces[rank], 1});
     part.group = group_of(members_);
   }
   return parts;
@@ -317,66 +365,55 @@ void FinishStep::cut_unlike(Parts& parts, const std::vector<std::vector<double>>
   parts.parts.push_back(std::move(whole));
 }
 
-// Each device of a host's tensor-parallel group exchanges `bytes`; over the host's port go those of all.
-ExchangeSeconds FinishStep::even_seconds(const Group& group, CollectiveKind collective, double bytes) const {
+// Each device of a stage is in a communicator of its rank; these share the stage's interfaces.
+ExchangeSeconds FinishStep::even_seconds(const RingGroup& group, CollectiveKind collective,
+                                         double bytes) const {
+  return group_seconds(group, collective, costs_.tensor, bytes);
+}
+
+ExchangeSeconds FinishStep::group_seconds(const RingGroup& group, CollectiveKind collective,
+                                          int communicators, double bytes) const {
   ExchangeSeconds result;
-  const auto seconds = [&](const Link& link, int members, double of) {
-    return collective_seconds(collective, costs_.mesh, link, members, of);
-  };
   result.crosses = group.hosts > 1;
-  if (costs_.mesh) {
-    // Every device of a tensor-parallel group is in a separate mesh, and has a separate way out.
-    (group.hosts > 1 ? result.remote : result.local) =
-        seconds(group.mesh, static_cast<int>(replicas_), bytes);
-  } else {
-    if (group.most_in_host > 1) result.local = seconds(group.inside, group.most_in_host, bytes);
-    if (group.hosts > 1) result.remote = seconds(group.slowest, group.hosts, bytes * costs_.tensor);
+  if (!costs_.mesh) {
+    const RingSeconds seconds = ring_seconds(collective, group, communicators, bytes);
+    result.fixed = seconds.fixed;
+    result.wire = seconds.wire;
+    return result;
   }
+  const auto seconds = [&](double of) {
+    return collective_seconds(collective, true, group.mesh, group.members, of);
+  };
+  const double all = seconds(bytes);
+  result.fixed = result.crosses ? std::min(seconds(0), all) : all;
+  result.wire = all - result.fixed;
   return result;
 }
 
-// All parts of layers [first, end): a rank takes part in one after the other; at a port their bytes follow
-// each other, too.
+// All parts of layers [first, end): a rank takes part in one after the other; at an interface their bytes
+// follow each other, too.
 ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collective, size_t first,
                                        size_t end, double parameter_bytes) const {
   const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
   const double divided = (parameters_of(first, end) - whole) * costs_.tensor;
-  const auto seconds = [&](const Link& link, int members, double of) {
-    return collective_seconds(collective, costs_.mesh, link, members, of);
-  };
-  std::vector<double> local(parts.places.size(), 0), remote = local;
-  std::map<int, double> at_port;  // bytes' seconds
-  double latency = 0;             // longest of the ranks
+  std::vector<double> fixed(parts.places.size(), 0);
+  std::map<int, double> at_interface;  // seconds of bytes
+  ExchangeSeconds result;
   for (const Parts::Part& part : parts.parts) {
     const double bytes = (part.divided * divided + part.whole * whole) * parameter_bytes;
     if (bytes <= 0) continue;
-    const Group& group = part.group;
-    double inside = 0, between = 0, wire = 0;
-    if (costs_.mesh) {
-      (group.hosts > 1 ? between : inside) = seconds(group.mesh, static_cast<int>(part.ranks.size()), bytes);
-    } else {
-      if (group.most_in_host > 1) inside = seconds(group.inside, group.most_in_host, bytes);
-      if (group.hosts > 1) {
-        between = seconds(group.slowest, group.hosts, 0);
-        wire = seconds(group.slowest, group.hosts, bytes) - between;
-      }
-    }
-    std::set<int> ports;
+    const ExchangeSeconds own = group_seconds(part.group, collective, 1, bytes);
+    std::map<int, double> of_part;  // the same of one host's interfaces, which share it
     for (const size_t rank : part.ranks) {
-      local[rank] += inside;
-      latency = std::max(latency, remote[rank] += between);
-      ports.insert(state_.port(parts.places[rank]));
+      result.fixed = std::max(result.fixed, fixed[rank] += own.fixed);
+      if (!own.crosses) continue;
+      result.crosses = true;
+      for (int i = 0; i < parts.interfaces[rank].count; ++i)
+        of_part[parts.interfaces[rank].first + i] = own.wire;
     }
-    if (group.hosts > 1)
-      for (const int port : ports) at_port[port] += wire;
+    for (const auto& [interface, wire] : of_part) at_interface[interface] += wire;
   }
-  ExchangeSeconds result;
-  result.crosses = !at_port.empty();
-  result.local = *std::max_element(local.begin(), local.end());
-  result.remote = latency;
-  double busiest = 0;
-  for (const auto& [port, wire] : at_port) busiest = std::max(busiest, wire);
-  result.remote += busiest;
+  for (const auto& [interface, wire] : at_interface) result.wire = std::max(result.wire, wire);
   return result;
 }
 
@@ -409,37 +446,71 @@ void FinishStep::count_exposed(size_t layer, double ready, double end, SimEvent:
   }
 }
 
-// The holders' streams of a layer exchange, and its ports carry it, from `earliest` or when they are free.
-void FinishStep::occupy(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
-  const double local = seconds.local, remote = seconds.remote;
-  const int* at = &at_[layer * replicas_];
-  std::vector<double>&stream = state_.stream_free, &synced = state_.synced, &out = state_.out_free;
-  double start = earliest;
-  for (size_t p = 0; p < replicas_; ++p) {
-    start = std::max(start, stream[static_cast<size_t>(at[p])]);
-    if (!seconds.crosses) continue;
-    state_.each_port(holder_at(layer, p),
-                     [&](int port) { start = std::max(start, out[static_cast<size_t>(port)] - local / 2); });
+// A layer's exchange, for its holders and the interfaces that it passes; begins at `earliest` or later.
+void FinishStep::add(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
+  const Segment& segment = segments_[static_cast<size_t>(segment_[layer])];
+  static const std::vector<int> kNone;
+  flows_.push_back({earliest, seconds.fixed, seconds.wire, &at_[layer * replicas_], replicas_,
+                    seconds.crosses ? &segment.interfaces : &kNone, 0, 0});
+  flow_layers_.push_back(layer);
+  kind_ = kind;
+}
+
+// All that were added; one at a time in each stage.
+void FinishStep::exchange_all() {
+  order_ended_.clear();
+  if (shares_interfaces()) {
+    for (SharedFlow& flow : flows_)
+      for (size_t p = 0; p < replicas_; ++p)
+        flow.earliest = std::max(flow.earliest, state_.stream_free[static_cast<size_t>(flow.streams[p])]);
+    state_.sharing.run(flows_, state_.stream_free.size(), static_cast<size_t>(state_.interfaces));
+    order_ended_ = state_.sharing.ended();
+  } else {
+    for (size_t f = 0; f < flows_.size(); ++f) {
+      SharedFlow& flow = flows_[f];
+      flow.start = flow.earliest;
+      for (size_t p = 0; p < replicas_; ++p)
+        flow.start = std::max(flow.start, state_.stream_free[static_cast<size_t>(flow.streams[p])]);
+      flow.end = flow.start + flow.fixed + flow.wire;
+      for (size_t p = 0; p < replicas_; ++p)
+        state_.stream_free[static_cast<size_t>(flow.streams[p])] = flow.end;
+      order_ended_.push_back(f);
+    }
   }
-  const double end = start + local + remote;
+  for (const size_t f : order_ended_) finish(flows_[f], flow_layers_[f]);
+  flows_.clear();
+  flow_layers_.clear();
+}
+
+// Whether exchanges of layers with different holders pass one interface.
+bool FinishStep::shares_interfaces() {
+  std::vector<int>& user = state_.out_users;  // a segment
+  user.assign(static_cast<size_t>(state_.interfaces), -1);
+  for (size_t f = 0; f < flows_.size(); ++f)
+    for (const int interface : *flows_[f].interfaces) {
+      const int own = segment_[flow_layers_[f]];
+      int& known = user[static_cast<size_t>(interface)];
+      if (known >= 0 && known != own) return true;
+      known = own;
+    }
+  return false;
+}
+
+void FinishStep::finish(const SharedFlow& flow, size_t layer) {
   if (state_.options.details) {
-    double ready = earliest;
-    for (size_t p = 0; kind == SimEvent::Kind::gather && p < replicas_; ++p)
-      ready = std::max(ready, updated_[static_cast<size_t>(at[p])]);
-    count_exposed(layer, ready, end, kind);
+    double ready = flow.earliest;
+    for (size_t p = 0; kind_ == SimEvent::Kind::gather && p < replicas_; ++p)
+      ready = std::max(ready, updated_[static_cast<size_t>(flow.streams[p])]);
+    count_exposed(layer, ready, flow.end, kind_);
   }
   for (size_t p = 0; p < replicas_; ++p) {
-    const auto own = static_cast<size_t>(at[p]);
-    stream[own] = end;
-    synced[own] = std::max(synced[own], end);
-    if (!seconds.crosses) continue;
-    state_.each_port(holder_at(layer, p),
-                     [&](int port) { out[static_cast<size_t>(port)] = start + local / 2 + remote; });
+    const auto own = static_cast<size_t>(flow.streams[p]);
+    state_.stream_free[own] = std::max(state_.stream_free[own], flow.end);
+    state_.synced[own] = std::max(state_.synced[own], flow.end);
+    if (state_.options.events)
+      state_.events.push_back({kind_, static_cast<int>(p), holder_[layer * replicas_ + p],
+                               static_cast<int>(layer), flow.start, flow.end});
   }
-  if (!state_.options.events) return;
-  for (size_t p = 0; p < replicas_; ++p)
-    state_.events.push_back(
-        {kind, static_cast<int>(p), holder_[layer * replicas_ + p], static_cast<int>(layer), start, end});
 }
 
 // Packing and unpacking of what is exchanged in pieces; returns the longest of the holders. Each byte is read
@@ -474,22 +545,20 @@ void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, d
   const Segment& segment = segments_[static_cast<size_t>(segment_[first])];
   const double as_even = parameter_bytes * unevenness(first, collective);
   if (segment.parts < 0) {
-    occupy(first, even_seconds(segment.group, collective, parameters_of(first, end) * as_even), earliest,
-           kind);
+    add(first, even_seconds(segment.group, collective, parameters_of(first, end) * as_even), earliest, kind);
     return;
   }
   const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
   ExchangeSeconds seconds = seconds_of(parts, collective, first, end, as_even);
   if (!parts.alike) {
     const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
-    seconds.local += pack(parts, first, (parameters_of(first, end) - whole) * costs_.tensor * parameter_bytes,
+    seconds.fixed += pack(parts, first, (parameters_of(first, end) - whole) * costs_.tensor * parameter_bytes,
                           whole * parameter_bytes);
   }
-  occupy(first, seconds, earliest, kind);
+  add(first, seconds, earliest, kind);
 }
 
 void FinishStep::exchange_gradients() {
-  std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
   if (replicas_ < 2) return;
   for (size_t p = 0; p < replicas_; ++p)
     for (size_t e = 0; e < state_.class_at(p).workers.size(); ++e)
@@ -509,12 +578,13 @@ void FinishStep::exchange_gradients() {
       }
       exchange(first, end, sum, costs_.gradient_bytes, ready, SimEvent::Kind::reduce);
     }
-    return;
+  } else {
+    for (const int layer : order_) {
+      const auto l = static_cast<size_t>(layer);
+      exchange(l, l + 1, sum, costs_.gradient_bytes, ready_[l], SimEvent::Kind::reduce);
+    }
   }
-  for (const int layer : order_) {
-    const auto l = static_cast<size_t>(layer);
-    exchange(l, l + 1, sum, costs_.gradient_bytes, ready_[l], SimEvent::Kind::reduce);
-  }
+  exchange_all();
 }
 
 // In a mesh latencies are worth counting: no rank updates before every rank has the norms of all ranks'
@@ -523,8 +593,8 @@ double FinishStep::all_norms(double reduced) {
   members_.clear();
   for (const PipelineLayout& pipeline : pipelines_)
     for (size_t e = 0; e < pipeline.stages.size() / static_cast<size_t>(state_.layout->chunks); ++e) {
-      const std::vector<DevicePlace> places = places_of(*state_.layout, pipeline.stages[e]);
-      members_.insert(members_.end(), places.begin(), places.end());
+      for (const DevicePlace& place : places_of(*state_.layout, pipeline.stages[e]))
+        members_.push_back({place, {}, 1});
     }
   return reduced + collective_seconds(CollectiveKind::all_gather, true, group_of(members_).mesh,
                                       static_cast<int>(members_.size()), 0);
@@ -573,9 +643,9 @@ double FinishStep::gather(double updated) {
   double end = updated;
   updated_ = state_.synced;
   if (state_.layout->sharded_optimizer && replicas_ > 1) {
-    std::fill(state_.out_free.begin(), state_.out_free.end(), 0);
     for (size_t l = 0; l < static_cast<size_t>(costs_.layers); ++l)
       exchange(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+    exchange_all();
     for (const double time : state_.synced) end = std::max(end, time);
   }
   result_.exposed_seconds = known_ - compute_end_ + end - updated;

@@ -108,6 +108,16 @@ void SimulatorState::try_start(size_t c, size_t worker, double now) {
   push(now + seconds, Pending::What::done, static_cast<int>(c), static_cast<int>(worker));
 }
 
+double SimulatorState::occupy(const Interfaces& out, const Interfaces& in, double now, double busy) {
+  double start = now;
+  for (int i = 0; i < out.count; ++i) start = std::max(start, out_free[static_cast<size_t>(out.first + i)]);
+  for (int i = 0; i < in.count; ++i) start = std::max(start, in_free[static_cast<size_t>(in.first + i)]);
+  const double end = start + busy / std::min(out.count, in.count);
+  for (int i = 0; i < out.count; ++i) out_free[static_cast<size_t>(out.first + i)] = end;
+  for (int i = 0; i < in.count; ++i) in_free[static_cast<size_t>(in.first + i)] = end;
+  return start;
+}
+
 void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
   PipelineState& pipeline = classes[c];
   const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
@@ -117,18 +127,17 @@ void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
   const double bytes = costs.boundary[static_cast<size_t>(border)];
   const auto what = forward ? Pending::What::forward_arrives : Pending::What::backward_arrives;
   const Hop* hop = pipeline.hops.empty() ? nullptr : &pipeline.hops[2 * edge + (forward ? 0 : 1)];
-  const int a = hop != nullptr ? hop->out : pipeline.hosts[from],
-            b = hop != nullptr ? hop->in : pipeline.hosts[to];
+  const bool crosses = hop != nullptr ? hop->crosses : pipeline.hosts[from] != pipeline.hosts[to];
   double start = now, end = now;
-  if (options.transfers && a == b) {
+  if (options.transfers && !crosses) {
     end = now + hop_seconds(pipeline, from, to);
   } else if (options.transfers) {
     const Link& link = hop != nullptr ? hop->link : costs.link(stages[from].node, stages[to].node);
-    double& out = out_free[static_cast<size_t>(a)];
-    double& in = in_free[static_cast<size_t>(b)];
-    start = std::max({now, out, in});
-    out = in = start + (hop != nullptr ? hop->bytes : bytes) * pipeline.crowd[edge] / link.bytes_per_second;
-    end = out + link.latency_seconds;
+    const double busy = (hop != nullptr ? hop->bytes : bytes) * pipeline.crowd[edge] / link.bytes_per_second;
+    start = hop != nullptr ? occupy(hop->out, hop->in, now, busy)
+                           : occupy(pipeline.interfaces[from], pipeline.interfaces[to], now, busy);
+    end = out_free[static_cast<size_t>((hop != nullptr ? hop->out : pipeline.interfaces[from]).first)] +
+          link.latency_seconds;
     if (hop != nullptr) end = std::max(end, now + hop->inside_seconds);
   }
   if (options.events)
@@ -187,7 +196,8 @@ double SimulatorState::hop_seconds(const PipelineState& pipeline, size_t from, s
   const double bytes = costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
   return pipeline.hosts[from] == pipeline.hosts[to]
              ? costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes / costs.tensor)
-             : costs.link(stages[from].node, stages[to].node).seconds(bytes);
+             : costs.link(stages[from].node, stages[to].node)
+                   .seconds(bytes / std::min(pipeline.interfaces[from].count, pipeline.interfaces[to].count));
 }
 
 // All operations of a group whose input is known to arrive; whether there was one.

@@ -32,6 +32,7 @@ struct Operation {
   std::vector<CollectiveRequest> requests;
   std::vector<const Instruction*> starts;
   int queue = 0;
+  double came = 0;  // when its last member had started it
   bool is_ready() const {
     return finished[0] < 0 && std::all_of(started.begin(), started.end(), [](double t) { return t >= 0; });
   }
@@ -71,9 +72,10 @@ class ProgramsSimulation {
       const Rank& rank = ranks_[r];
       HET_REQUIRE(rank.step == kSteps, r, rank.step, rank.next);
       time.seconds = std::max(time.seconds, rank.clock);
-      time.ranks.push_back({rank.compute, rank.exposed, 0, 0});
+      time.ranks.push_back({rank.compute, rank.exposed, rank.parts, 0, 0});
     }
     time.seconds -= first_ends_;
+    for (ProgramUse& use : time.ranks) fill(use.parts, time.seconds);
     for (ProgramEvent& event : events_) {
       event.start = std::max(0.0, event.start - first_ends_);
       event.end -= first_ends_;
@@ -90,6 +92,7 @@ class ProgramsSimulation {
     int step = 0;
     size_t next = 0;  // instruction
     double clock = 0, compute = 0, exposed = 0;
+    StepParts parts;
     RankWays<double> ways;
     std::map<int, std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
     std::map<int, int> counts;                           // of what was started in a queue
@@ -124,6 +127,30 @@ class ProgramsSimulation {
     if (++rank.step > 1) return;
     first_ends_ = std::max(first_ends_, rank.clock);
     rank.compute = rank.exposed = 0;
+    rank.parts = {};
+  }
+
+  // A rank that ends a step before others waits; one that has begun the next by then has waited less.
+  static void fill(StepParts& parts, double step) {
+    double rest = step - parts.total();
+    for (double StepParts::*part : {&StepParts::waiting, &StepParts::bubble}) {
+      const double change = std::max(rest, -(parts.*part));
+      parts.*part += change;
+      rest -= change;
+    }
+    if (rest < 0)
+      for (const StepPart& part : step_parts()) parts.*part.seconds *= step / (step - rest);
+  }
+
+  // What waiting for this collective is: bytes of activations, of gradients or of weights.
+  static double StepParts::*part_of(const Start& start) {
+    using Kind = CollectiveKind;
+    const Kind kind = start.request.kind;
+    if (kind == Kind::send || kind == Kind::receive) return &StepParts::transfers;
+    if (start.microbatch >= 0 && start.phase != Phase::update) return &StepParts::tensor;
+    const bool gathers =
+        kind == Kind::all_gather || kind == Kind::grouped_broadcast || kind == Kind::broadcast;
+    return gathers ? &StepParts::gather : &StepParts::gradients;
   }
 
   // False: what it awaits has not finished.
@@ -134,13 +161,20 @@ class ProgramsSimulation {
       note(r, instruction, rank.clock, rank.clock + seconds);
       rank.clock += seconds;
       rank.compute += seconds;
+      (compute->phase == Phase::update ? rank.parts.update : rank.parts.compute) += seconds;
     } else if (const auto* start = std::get_if<Start>(&instruction)) {
       begin(r, *start);
     } else {
       const auto [id, member] = rank.operation_of.at(std::get<Await>(instruction).start);
-      const double finished = operations_[static_cast<size_t>(id)].finished[member];
+      const Operation& operation = operations_[static_cast<size_t>(id)];
+      const double finished = operation.finished[member];
       if (finished < 0) return false;
-      rank.exposed += std::max(0.0, finished - rank.clock);
+      const double waits = std::max(0.0, finished - rank.clock),
+                   late = std::clamp(operation.came - rank.clock, 0.0, waits);
+      const auto part = part_of(std::get<Start>(*operation.starts[member]));
+      rank.parts.*part += waits - late;
+      (part == &StepParts::transfers ? rank.parts.bubble : rank.parts.waiting) += late;
+      rank.exposed += waits;
       rank.clock = std::max(rank.clock, finished);
     }
     return true;
@@ -197,16 +231,21 @@ class ProgramsSimulation {
 
   void finish(Operation& operation, double arrived) {
     const WireTime time = wire_time_(operation.requests[0], operation.ranks);
-    std::map<Machine, double> through;  // machines whose interfaces it passes: until when
+    operation.came = *std::max_element(operation.started.begin(), operation.started.end());
+    std::map<Interface, double> through;  // that it passes: until when
+    const auto machine_of = [&](int r) {
+      const hap::Device& device = devices_[static_cast<size_t>(r)];
+      return std::pair(device.node, device.host);
+    };
     const auto crosses = [&](int r) { return machine_of(r) != machine_of(operation.ranks[0]); };
     if (shared_ports_ && std::any_of(operation.ranks.begin(), operation.ranks.end(), crosses))
       for (size_t m = 0; m < operation.ranks.size(); ++m)
-        if (const Machine machine = machine_of(operation.ranks[m]); through.count(machine) == 0)
-          through[machine] = interfaces_[machine].use(operation.requests[m].kind, arrived, time.busy);
+        if (const Interface own = interface_of(operation.ranks[m]); through.count(own) == 0)
+          through[own] = interfaces_[own].use(operation.requests[m].kind, arrived, time.busy);
     for (size_t m = 0; m < operation.ranks.size(); ++m) {
       const int r = operation.ranks[m];
       Rank& rank = ranks_[static_cast<size_t>(r)];
-      const auto interface = through.find(machine_of(r));
+      const auto interface = through.find(interface_of(r));
       const double begin = interface == through.end() ? arrived : interface->second - time.busy;
       operation.finished[m] = rank.ways.use(operation.requests[m].kind, begin, time.busy) + time.latency;
       queue_free_[{operation.queue, r}] = operation.finished[m];
@@ -214,18 +253,15 @@ class ProgramsSimulation {
     }
   }
 
-  using Machine = std::pair<int, int>;  // node and host
-  Machine machine_of(int r) const {
-    const hap::Device& device = devices_[static_cast<size_t>(r)];
-    return {device.node, device.host};
-  }
+  using Interface = std::tuple<int, int, int>;  // node, host, and which of it
+  Interface interface_of(int r) const { return devices_[static_cast<size_t>(r)].port(); }
 
   const std::vector<const Program*>& programs_;
   const std::vector<std::vector<Group>>& groups_;  // of each rank
   const std::vector<hap::Device>& devices_;
   const WireTimeOf& wire_time_;
   const bool with_events_, shared_ports_;
-  std::map<Machine, RankWays<double>> interfaces_;
+  std::map<Interface, RankWays<double>> interfaces_;
   std::vector<Rank> ranks_;
   std::vector<ProgramEvent> events_;
   std::vector<Operation> operations_;
@@ -305,12 +341,14 @@ bool ProgramsTime::fits() const {
                      [](const ProgramUse& rank) { return rank.memory_bytes <= rank.limit_bytes; });
 }
 
-double ProgramsTime::exposed_seconds() const {
+size_t ProgramsTime::longest() const {
   const auto longest = std::max_element(
       ranks.begin(), ranks.end(),
       [](const ProgramUse& a, const ProgramUse& b) { return a.compute_seconds < b.compute_seconds; });
-  return longest->exposed_seconds;
+  return static_cast<size_t>(longest - ranks.begin());
 }
+
+double ProgramsTime::exposed_seconds() const { return ranks[longest()].exposed_seconds; }
 
 bool is_better(const ProgramsTime& time, const ProgramsTime& other) {
   return time.fits() != other.fits() ? time.fits() : time.seconds < other.seconds;

@@ -14,6 +14,7 @@
 #include "core/plan/plan.h"
 #include "core/program/program.h"
 #include "planner/hap/devices.h"
+#include "planner/simulate/parts.h"
 
 namespace het::planner {
 
@@ -24,6 +25,9 @@ using WireTimeOf = std::function<WireTime(const CollectiveRequest&, const std::v
 struct ProgramUse {
   double compute_seconds = 0;
   double exposed_seconds = 0;  // that it waits for collectives, others' lateness included
+  // The same apart, which adds up to the step: what it waits for is a message's or a collective's bytes, or
+  // ranks that came to it later (bubble, where they are of its pipeline; else waiting).
+  StepParts parts;
   // Of simulate_plan: what its program takes, but for kernels' workspace, and what its device has for plans.
   double memory_bytes = 0, limit_bytes = 0;
 };
@@ -43,7 +47,8 @@ struct ProgramsTime {
   std::vector<ProgramUse> ranks;
   std::vector<ProgramEvent> events;  // of that step, where they are asked for
   bool fits() const;                 // every rank's program on its device
-  double exposed_seconds() const;    // that the rank which computes longest waits
+  size_t longest() const;            // the rank that computes longest
+  double exposed_seconds() const;    // that it waits
 };
 // Fits where the other does not, or else is faster.
 bool is_better(const ProgramsTime& time, const ProgramsTime& other);

@@ -22,15 +22,16 @@ Cluster with_links(const Cluster& cluster, double bandwidth, double latency) {
   return other;
 }
 
-LinkSpread link_spread(const Cluster& cluster, const std::function<double(const Cluster&)>& seconds_of) {
+LinkSpread link_spread(const Cluster& cluster, double seconds,
+                       const std::function<double(const Cluster&)>& seconds_of) {
   LinkSpread spread;
-  spread.seconds = spread.least = spread.most = seconds_of(cluster);
+  spread.seconds = spread.least = spread.most = seconds;
   for (const auto& [bandwidth, latency] :
        {std::pair{kSlowLinks, 1.0}, {kFastLinks, 1.0}, {1.0, kLongLatency}, {1.0, kShortLatency}}) {
-    const double seconds = seconds_of(with_links(cluster, bandwidth, latency));
-    spread.cases.push_back({bandwidth, latency, seconds});
-    spread.least = std::min(spread.least, seconds);
-    spread.most = std::max(spread.most, seconds);
+    const double other = seconds_of(with_links(cluster, bandwidth, latency));
+    spread.cases.push_back({bandwidth, latency, other});
+    spread.least = std::min(spread.least, other);
+    spread.most = std::max(spread.most, other);
   }
   return spread;
 }

@@ -28,8 +28,9 @@ struct LinkSpread {
 inline constexpr double kSlowLinks = 0.7, kFastLinks = 1.4, kShortLatency = 0.5, kLongLatency = 2;
 
 Cluster with_links(const Cluster& cluster, double bandwidth, double latency);
-// `seconds_of`: of a step on a cluster.
-LinkSpread link_spread(const Cluster& cluster, const std::function<double(const Cluster&)>& seconds_of);
+// `seconds`: of a step on this cluster. `seconds_of`: of one on another.
+LinkSpread link_spread(const Cluster& cluster, double seconds,
+                       const std::function<double(const Cluster&)>& seconds_of);
 
 // "links: 1.20 s to 1.31 s a step (-2 % to +7 %) ...", a line.
 std::string to_text(const LinkSpread& spread);

@@ -31,8 +31,8 @@ void SimulatorState::prepare(const PlanLayout& given, const SimulateOptions& wit
   heap.clear();
   events.clear();
   sequence = 0;
-  out_free.assign(static_cast<size_t>(ports), 0);
-  in_free.assign(static_cast<size_t>(ports), 0);
+  out_free.assign(static_cast<size_t>(interfaces), 0);
+  in_free.assign(static_cast<size_t>(interfaces), 0);
   stage_base.clear();
   int stages = 0;
   for (const PipelineLayout& pipeline : given.pipelines) {
@@ -43,7 +43,40 @@ void SimulatorState::prepare(const PlanLayout& given, const SimulateOptions& wit
                        &exposed_exchange, &exposed_gather, &counted_until})
     values->assign(static_cast<size_t>(stages), 0);
   find_groups();
+  find_interfaces();
   classify();
+}
+
+// Devices of a host go to stages in the order of the plan, as to_plan names them.
+void SimulatorState::find_interfaces() {
+  stage_interfaces.clear();
+  place_interfaces.clear();
+  if (!one_each) next_device.assign(static_cast<size_t>(hosts), 0);
+  const auto take = [&](const DevicePlace& place, int count) {
+    if (one_each) return Interfaces{host(place), 1};
+    int& next = next_device[static_cast<size_t>(host(place))];
+    next += count;
+    return interfaces_at(place, next - count, count);
+  };
+  for (size_t p = 0; p < layout->pipelines.size(); ++p) {
+    const auto& stages = layout->pipelines[p].stages;
+    const size_t workers = stages.size() / static_cast<size_t>(layout->chunks);
+    for (size_t s = 0; s < stages.size(); ++s) {
+      const StageLayout& stage = stages[s];
+      if (s >= workers) {  // its devices are those of an earlier chunk
+        stage_interfaces.push_back(stage_interfaces[at(p, s - workers)]);
+        if (const auto known = place_interfaces.find(at(p, s - workers)); known != place_interfaces.end())
+          place_interfaces[at(p, s)] = known->second;
+      } else if (stage.group < 0) {
+        stage_interfaces.push_back(take({stage.node, stage.host}, layout->tensor));
+      } else {
+        std::vector<Interfaces>& own = place_interfaces[at(p, s)];
+        for (const DevicePlace& place : layout->groups[static_cast<size_t>(stage.group)].places)
+          own.push_back(take(place, 1));
+        stage_interfaces.push_back(own[0]);
+      }
+    }
+  }
 }
 
 void SimulatorState::find_groups() {
@@ -61,17 +94,24 @@ void SimulatorState::find_groups() {
   }
 }
 
-// Whether what one stage sends to the other passes a port.
+// Whether what one stage sends to the other leaves a host.
 bool SimulatorState::crosses(const StageLayout& a, const StageLayout& b) const {
-  if (port(a) != port(b)) return true;
-  bool others = false;
+  if (host(a) != host(b)) return true;
   for (const StageLayout* stage : {&a, &b})
-    if (stage->group >= 0) each_port(*stage, [&](int other) { others = others || other != port(a); });
-  return others;
+    if (stage->group >= 0)
+      for (const DevicePlace& place : layout->groups[static_cast<size_t>(stage->group)].places)
+        if (host(place) != host(a)) return true;
+  return false;
 }
 
-Hop SimulatorState::hop_between(const StageLayout& from, const StageLayout& to, double bytes) const {
+Hop SimulatorState::hop_between(size_t pipeline, size_t sends, size_t receives, double bytes) const {
+  const auto& stages = layout->pipelines[pipeline].stages;
+  const StageLayout &from = stages[sends], &to = stages[receives];
   const std::vector<DevicePlace> senders = places_of(*layout, from), receivers = places_of(*layout, to);
+  const auto interfaces_of = [&](size_t stage, size_t rank) {
+    const auto found = place_interfaces.find(at(pipeline, stage));
+    return found == place_interfaces.end() ? stage_interfaces[at(pipeline, stage)] : found->second[rank];
+  };
   const bool alike = shares_of(*layout, from) == shares_of(*layout, to);
   const double each = alike ? bytes / static_cast<double>(receivers.size()) : bytes;
   Hop hop;
@@ -87,9 +127,10 @@ Hop SimulatorState::hop_between(const StageLayout& from, const StageLayout& to, 
       continue;
     }
     const Link& link = costs.link(a.node, b.node);
-    if (hop.out < 0 || link.bytes_per_second < hop.link.bytes_per_second) hop.link = link;
-    hop.out = port(a);
-    hop.in = port(b);
+    if (!hop.crosses || link.bytes_per_second < hop.link.bytes_per_second) hop.link = link;
+    hop.crosses = true;
+    hop.out = interfaces_of(sends, s);
+    hop.in = interfaces_of(receives, r);
     hop.bytes += each;
   }
   return hop;
@@ -99,7 +140,7 @@ Hop SimulatorState::hop_between(const StageLayout& from, const StageLayout& to, 
 void SimulatorState::classify() {
   int64_t tasks = 0;
   bool shared = false;
-  out_users.assign(static_cast<size_t>(ports), -1);
+  out_users.assign(static_cast<size_t>(interfaces), -1);
   const auto& pipelines = layout->pipelines;
   for (size_t p = 0; p < pipelines.size(); ++p) {
     const auto& stages = pipelines[p].stages;
@@ -108,7 +149,7 @@ void SimulatorState::classify() {
       const bool leaves = (s + 1 < stages.size() && crosses(stages[s], stages[s + 1])) ||
                           (s > 0 && crosses(stages[s], stages[s - 1]));
       if (!leaves) continue;
-      each_port(stages[s], [&](int at) {
+      each_interface(p, s, [&](int at) {
         int& user = out_users[static_cast<size_t>(at)];
         if (user >= 0 && user != static_cast<int>(p)) shared = true;
         user = static_cast<int>(p);
@@ -130,7 +171,8 @@ void SimulatorState::classify() {
       const auto& stages = pipelines[p].stages;
       for (size_t s = 0; s < stages.size(); ++s) {
         key.insert(key.end(), {stages[s].node, stages[s].first, stages[s].layers, stages[s].recompute,
-                               s > 0 && port(stages[s]) == port(stages[s - 1])});
+                               s > 0 && host(stages[s]) == host(stages[s - 1])});
+        if (!one_each) key.push_back(stage_interfaces[at(p, s)].count);
         if (!options.pace.empty()) key.push_back(static_cast<int>(std::lround(1e6 * pace_factor(p, s))));
         if (stages[s].group < 0) continue;
         const TensorGroup& group = layout->groups[static_cast<size_t>(stages[s].group)];
@@ -154,8 +196,8 @@ void SimulatorState::classify() {
       for (size_t s = 0; s + 1 < pipelines[p].stages.size(); ++s) {
         if (!crosses(pipelines[p].stages[s], pipelines[p].stages[s + 1])) continue;
         for (const size_t end : {s, s + 1}) {
-          const int crowd =
-              ++crowds[{index * 4096 + static_cast<int>(2 * s + (end - s)), port(pipelines[p].stages[end])}];
+          const int crowd = ++crowds[{index * 4096 + static_cast<int>(2 * s + (end - s)),
+                                      stage_interfaces[at(p, end)].first}];
           double& most = classes[static_cast<size_t>(index)].crowd[s];
           most = std::max(most, static_cast<double>(crowd));
         }
@@ -173,6 +215,7 @@ void SimulatorState::fill(PipelineState& state, size_t source) {
   state.workers.assign(workers, {});
   state.crowd.assign(stages, 1);
   state.hosts.clear();
+  state.interfaces.clear();
   state.hops.clear();
   bool has_groups = false;
   for (size_t s = 0; s < stages; ++s) {
@@ -187,14 +230,14 @@ void SimulatorState::fill(PipelineState& state, size_t source) {
     to.backward = to.input + (stage.recompute ? pace * (node.recompute[last] - node.recompute[first]) : 0) +
                   (layout->schedule == Schedule::split_backward ? 0 : to.weight);
     to.held_bytes = costs.held_bytes(stage.first, stage.first + stage.layers, stage.recompute);
-    state.hosts.push_back(port(stage));
+    state.hosts.push_back(host(stage));
+    state.interfaces.push_back(stage_interfaces[at(source, s)]);
     has_groups = has_groups || stage.group >= 0;
   }
   for (size_t s = 0; has_groups && s + 1 < stages; ++s) {
-    const StageLayout &a = from.stages[s], &b = from.stages[s + 1];
-    const double bytes = costs.boundary[static_cast<size_t>(b.first) - 1];
-    state.hops.push_back(hop_between(a, b, bytes));
-    state.hops.push_back(hop_between(b, a, bytes));
+    const double bytes = costs.boundary[static_cast<size_t>(from.stages[s + 1].first) - 1];
+    state.hops.push_back(hop_between(source, s, s + 1, bytes));
+    state.hops.push_back(hop_between(source, s + 1, s, bytes));
   }
   state.stages[0].forwards_arrived = from.microbatches;
   if (layout->schedule == Schedule::interleaved) order_interleaved(state, layout->chunks);

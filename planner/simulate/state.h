@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "planner/simulate/sharing.h"
 #include "planner/simulate/simulate.h"
 
 namespace het::planner {
@@ -75,15 +76,23 @@ inline void let_go(SimWorker& worker, StageState& stage) {
   worker.held_bytes -= stage.held_bytes;
 }
 
+// Network interfaces of a host by number, over all hosts: [first, first + count).
+struct Interfaces {
+  int first = 0, count = 1;
+  bool operator==(const Interfaces&) const = default;
+};
+
 // How a boundary goes from a stage to its neighbour where the layers of one of them are shared otherwise than
 // by PlanLayout::tensor. Ranks with the same shares send to each other, each its part of the whole, as all
 // others do; else each receiver takes the whole from one sender (planner/lower/rank_messages.cpp).
 struct Hop {
-  int out = -1, in = -1;      // ports; -1: it stays inside a host
-  Link link;                  // between the ports
+  bool crosses = false;  // else it stays inside a host
+  Interfaces out, in;
+  Link link;                  // between two interfaces
   double bytes = 0;           // over the link
   double inside_seconds = 0;  // of what stays inside hosts
-  double seconds() const { return std::max(out < 0 ? 0 : link.seconds(bytes), inside_seconds); }
+  int lanes() const { return std::min(out.count, in.count); }
+  double seconds() const { return std::max(crosses ? link.seconds(bytes / lanes()) : 0, inside_seconds); }
 };
 
 struct PipelineState {
@@ -91,17 +100,25 @@ struct PipelineState {
   int microbatches = 0;
   std::vector<StageState> stages;
   std::vector<SimWorker> workers;
-  std::vector<int> hosts;     // port of each stage
-  std::vector<double> crowd;  // pipelines of the class that share the port of the transfer stage -> stage + 1
-  std::vector<Hop> hops;      // [2 * edge + backward]; empty: no stage has a separate group
+  std::vector<int> hosts;              // of each stage
+  std::vector<Interfaces> interfaces;  // of each stage
+  std::vector<double>
+      crowd;              // pipelines of the class that share the interfaces of transfer stage -> stage + 1
+  std::vector<Hop> hops;  // [2 * edge + backward]; empty: no stage has a separate group
 };
 
 void order_interleaved(PipelineState& pipeline, int chunks);
 
 struct SimulatorState {
   const CostTable& costs;
-  std::vector<int> host_base;  // first port of each node
-  int ports = 0;
+  std::vector<int> host_base;  // first host of each node
+  int hosts = 0;
+  struct NodeInterfaces {
+    int first = 0, of_host = 1, devices = 1;
+  };
+  std::vector<NodeInterfaces> node_interfaces;
+  int interfaces = 0;
+  bool one_each = true;  // every host has one
 
   // Of the layout's groups; and all that were ever used, by shares, nodes, and which places are one host.
   CostProvider tables;
@@ -114,8 +131,12 @@ struct SimulatorState {
   std::vector<int> class_of;  // of each pipeline of the layout
   std::vector<Pending> heap;
   uint32_t sequence = 0;
-  std::vector<double> out_free, in_free;  // by port
+  std::vector<double> out_free, in_free;  // by interface
   std::vector<int> out_users;
+  // Of stages by at(): the interfaces of their devices; of stages with a TensorGroup those of each place.
+  std::vector<Interfaces> stage_interfaces;
+  std::map<size_t, std::vector<Interfaces>> place_interfaces;
+  std::vector<int> next_device;  // by host
   // Without contention: [stage, forward or backward, micro-batch]; and pipelines that were run before, by
   // schedule, micro-batches, stages. Searches come back to the same ones again and again.
   std::vector<double> arrivals;
@@ -130,22 +151,42 @@ struct SimulatorState {
   // counted of them. [stage_base[p] + group]
   std::vector<double> exposed_exchange, exposed_gather, counted_until;
   std::vector<int> holder, holder_at;  // of FinishStep
-  std::vector<double> layer_shares;    // of each layer: all its holders' optimizer shares together
-  std::vector<int> port_stamp, port_count;
+  Sharing sharing;
+  std::vector<double> layer_shares;  // of each layer: all its holders' optimizer shares together
+  std::vector<int> host_stamp, host_count, host_lanes;  // by host
+  std::vector<int> interface_stamp;                     // by interface
+  std::vector<double> interface_load;
   int stamp = 0;
 
   SimulatorState(const CostTable& costs_, const Cluster& cluster, CostProvider tables_)
       : costs(costs_), tables(std::move(tables_)) {
-    for (const Machine& node : cluster.nodes) {
-      host_base.push_back(ports);
-      ports += static_cast<int>(node.hosts.size());
+    for (int n = 0; n < static_cast<int>(cluster.nodes.size()); ++n) {
+      const Machine& node = cluster.nodes[static_cast<size_t>(n)];
+      const int count = static_cast<int>(node.hosts.size());
+      host_base.push_back(hosts);
+      hosts += count;
+      node_interfaces.push_back({interfaces, interfaces_of(cluster, n), node.devices});
+      one_each = one_each && node_interfaces.back().of_host == 1;
+      interfaces += count * node_interfaces.back().of_host;
     }
-    port_stamp.assign(static_cast<size_t>(ports), 0);
-    port_count.assign(static_cast<size_t>(ports), 0);
+    for (auto* by_host : {&host_stamp, &host_count, &host_lanes})
+      by_host->assign(static_cast<size_t>(hosts), 0);
+    interface_stamp.assign(static_cast<size_t>(interfaces), 0);
+    interface_load.assign(static_cast<size_t>(interfaces), 0);
   }
 
-  int port(const StageLayout& stage) const { return host_base[static_cast<size_t>(stage.node)] + stage.host; }
-  int port(const DevicePlace& place) const { return host_base[static_cast<size_t>(place.node)] + place.host; }
+  int host(const StageLayout& stage) const { return host_base[static_cast<size_t>(stage.node)] + stage.host; }
+  int host(const DevicePlace& place) const { return host_base[static_cast<size_t>(place.node)] + place.host; }
+  // Those that the devices [device, device + count) of a host have: each has the nearest, evenly.
+  Interfaces interfaces_at(const DevicePlace& place, int device, int count) const {
+    const NodeInterfaces& node = node_interfaces[static_cast<size_t>(place.node)];
+    const auto first_of = [&](int d) {
+      return static_cast<int>(std::min<int64_t>(int64_t{d} * node.of_host / node.devices, node.of_host - 1));
+    };
+    const int last = device + count - 1, first = first_of(device);
+    const int end = std::max(first_of(last) + 1, first_of(last + 1) + (last + 1 >= node.devices));
+    return {node.first + place.host * node.of_host + first, end - first};
+  }
   const GroupCosts* group_of(const StageLayout& stage) const {
     return stage.group < 0 ? nullptr : groups[static_cast<size_t>(stage.group)];
   }
@@ -153,18 +194,17 @@ struct SimulatorState {
   const NodeCosts& pace_of(const StageLayout& stage) const {
     return stage.group < 0 ? costs.nodes[static_cast<size_t>(stage.node)] : group_of(stage)->pace;
   }
-  // visit(port) for each host of a stage, once.
+  // visit(interface) for each of a stage's devices; perhaps one several times.
   template <typename Visit>
-  void each_port(const StageLayout& stage, const Visit& visit) const {
-    if (stage.group < 0) {
-      visit(port(stage));
-      return;
-    }
-    const auto& places = layout->groups[static_cast<size_t>(stage.group)].places;
-    for (size_t r = 0; r < places.size(); ++r)
-      if (std::find(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(r), places[r]) ==
-          places.begin() + static_cast<std::ptrdiff_t>(r))
-        visit(port(places[r]));
+  void each_interface(size_t pipeline, size_t stage, const Visit& visit) const {
+    const auto visit_all = [&](const Interfaces& own) {
+      for (int i = 0; i < own.count; ++i) visit(own.first + i);
+    };
+    const auto found = place_interfaces.find(at(pipeline, stage));
+    if (found == place_interfaces.end())
+      visit_all(stage_interfaces[at(pipeline, stage)]);
+    else
+      for (const Interfaces& own : found->second) visit_all(own);
   }
   // Of a layer's optimizer state, what a stage's devices hold of their part.
   double optimizer_part(const StageLayout& stage, size_t layer) const {
@@ -189,13 +229,17 @@ struct SimulatorState {
 
   void prepare(const PlanLayout& given, const SimulateOptions& with);
   void find_groups();
+  void find_interfaces();
   void classify();
   bool crosses(const StageLayout& a, const StageLayout& b) const;
-  Hop hop_between(const StageLayout& from, const StageLayout& to, double bytes) const;
+  Hop hop_between(size_t pipeline, size_t sends, size_t receives, double bytes) const;
   void fill(PipelineState& state, size_t source);
   bool next_op(const PipelineState& pipeline, size_t worker, Op& op) const;
   void try_start(size_t c, size_t worker, double now);
   void finish(size_t c, const Pending& pending);
+  // A transfer of `busy` seconds over one interface takes those of both ends when all are free, from `now`
+  // on; returns when it starts. out_free of the first is then when it ends.
+  double occupy(const Interfaces& out, const Interfaces& in, double now, double busy);
   void send(size_t c, size_t from, size_t to, double now);
   void run_pipelines();
   void run_blocking();

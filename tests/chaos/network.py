@@ -67,11 +67,12 @@ class Network:
         for here, there in ((one, other), (other, one)):
             ip('-n', self.names[here], 'route', 'del', 'blackhole', f'{self.address(there)}/32', check=False)
 
-    def slow(self, host, rate):
-        """Its link has this rate both ways, such as 20mbit."""
+    def slow(self, host, rate, burst='32kb', latency='200ms'):
+        """Its link has this rate both ways, such as 20mbit; `burst`: what passes at once after a pause; `latency`: how long
+        packets may queue."""
         for place, device in ((self.names[host], 'eth'), (self.hub, f'to{host}')):
-            subprocess.run(['tc', '-n', place, 'qdisc', 'replace', 'dev', device, 'root', 'tbf', 'rate', rate, 'burst', '32kb',
-                            'latency', '200ms'], check=True, capture_output=True)
+            subprocess.run(['tc', '-n', place, 'qdisc', 'replace', 'dev', device, 'root', 'tbf', 'rate', rate, 'burst', burst,
+                            'latency', latency], check=True, capture_output=True)
 
     def fast(self, host):
         for place, device in ((self.names[host], 'eth'), (self.hub, f'to{host}')):

@@ -36,9 +36,27 @@ class Plans(Case):
         types = {each['name']: each for each in self.json_of('plan', '--types')['types']}
         self.assertEqual(types['H100']['bf16'], 989.4e12)
         self.assertEqual(types['V100-32']['bf16'], 0)
+        self.assertIn('takes nothing else; leave out small.lua, --cluster=cluster.lua, --policy',
+                      self.refused('plan', '--types', 'small.lua', '--cluster=cluster.lua', '--policy'))
         (self.folder / 'cluster.lua').write_text(
             'local het = require "het"\nreturn het.cluster { het.node { name = "m", type = "MI300X", devices = 2 } }\n')
         self.assertIn('note: MI300X is for plans and simulations only', self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')[0])
+
+    def test_types_without_bf16_units_compute_it_as_f32_and_f16_by_their_units(self):
+        (self.folder / 'cluster.lua').write_text(
+            'local het = require "het"\nreturn het.cluster { het.node { name = "t", type = "T4", devices = 1 } }\n')
+        words = ('plan', ROOT / 'recipes' / 'llama_tiny.lua', '--text=text.txt', '--cluster=cluster.lua', '--width=1024',
+                 '--layers=4', '--heads=16', '--kv_heads=8', '--context=512', '--batch=8')
+        seconds = {precision: self.json_of(*words, f'--precision={precision}') for precision in ('f32', 'bf16', 'f16')}
+        compute = {precision: answer['report']['parts']['compute'] for precision, answer in seconds.items()}
+        # The data sheet: 8.1 TFLOP/s in f32, 65 in f16.
+        self.assertGreater(compute['bf16'], 0.8 * compute['f32'])
+        self.assertLess(compute['bf16'], 1.001 * compute['f32'])
+        self.assertLess(compute['f16'], 0.4 * compute['f32'])
+        self.assertIn('T4 has no units for bf16: its layers that were not measured count at the rate of f32, 8.1 TFLOP/s; with '
+                      'precision = "f16" it has 65.0 TFLOP/s', seconds['bf16']['notes'][0])
+        self.assertEqual(seconds['f16']['notes'], [])
+        self.assertEqual(seconds['f16']['model']['precision'], 'f16')
 
     def test_money_and_preemptions_are_shown_beside_seconds(self):
         (self.folder / 'cluster.lua').write_text(
@@ -260,6 +278,35 @@ class Simulations(Case):
         (self.folder / 'cluster.lua').write_text(cluster % '20 Mbit/s')
         faster = self.json_of('simulate', 'small.lua', '--cluster=cluster.lua')['report']
         self.assertAlmostEqual(faster['step_seconds'] / best['step_seconds'], 1, delta=1e-9)
+
+    def test_several_plans_are_compared_and_an_order_that_hangs_on_the_links_is_said(self):
+        cluster = ('local het = require "het"\nreturn het.cluster { bandwidth = "%d kbit/s", latency = "50 us",\n'
+                   '  het.node { name = "a", type = "T4" }, het.node { name = "t", type = "T4" } }\n')
+        (self.folder / 'both.lua').write_text('het.plan { microbatch = 2, het.pipeline { microbatches = 2, het.stage { "a:0" } }, '
+                                              'het.pipeline { microbatches = 2, het.stage { "t:0" } } }')
+        (self.folder / 'alone.lua').write_text('het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0" } } }')
+        words = ('simulate', 'small.lua', '--cluster=cluster.lua', '--plan=both.lua,alone.lua')
+        warned = 0
+        for power in range(0, 24):
+            (self.folder / 'cluster.lua').write_text(cluster % (1000 * 1.6**power))
+            answer = self.json_of(*words)
+            both, alone = answer['plans']
+            self.assertEqual((both['name'], alone['name']), ('both.lua', 'alone.lua'))
+            self.assertEqual(answer['ranking']['fastest'], min(answer['plans'], key=lambda plan: plan['step_seconds'])['name'])
+            steps = [(both['step_seconds'], alone['step_seconds']),
+                     *zip((case['step_seconds'] for case in both['link_spread']['cases']),
+                          (case['step_seconds'] for case in alone['link_spread']['cases']))]
+            orders = {0 if abs(a - b) <= 0.01 * max(a, b) else 1 if a > b else -1 for a, b in steps}
+            nominal = abs(steps[0][0] - steps[0][1]) > 0.01 * max(steps[0])
+            self.assertEqual(answer['ranking']['hangs_on_links'], nominal and {1, -1} <= orders, answer)
+            if answer['ranking']['hangs_on_links']:
+                out, _ = self.hetrun(*words)
+                self.assertRegex(out, r'warning: the ranking of the 2 plans of .* with batch 8 hangs on the links: with (bandwidth|latency) x')
+                warned += 1
+        self.assertGreater(warned, 0)
+        self.assertNotIn('warning', self.hetrun(*words)[0])
+        self.assertIn('--html draws one plan; --plan names 2', self.refused(*words, '--html=page.html'))
+        self.assertIn('nowhere.lua', self.refused('simulate', 'small.lua', '--cluster=cluster.lua', '--plan=both.lua,nowhere.lua'))
 
     def test_no_plan_lies_below_the_bound(self):
         for size in (1, 3, 12):

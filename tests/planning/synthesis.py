@@ -93,8 +93,21 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.assertEqual([device['device'] for device in devices], ['a:0', 'b:0', 'b:1'])
         self.assertAlmostEqual(sum(device['share'] for device in devices), 1, delta=1e-9)
         text = self.hetrun('simulate', 'small.lua', '--cluster=fast.lua')[0]
-        for part in ('b:1', 'computes', 'waits', 'simulated from the programs of all ranks'):
+        for part in ('b:1', 'computes', 'waits', 'simulated from the programs of all ranks', '\nlinks: ', '\nwhat binds: '):
             self.assertIn(part, text)
+        # What a step goes to adds up to it on each device.
+        step = answer['report']['step_seconds']
+        for device in devices:
+            self.assertAlmostEqual(sum(device['parts'].values()) / step, 1, delta=1e-9)
+            self.assertAlmostEqual(device['parts']['compute'] + device['parts']['update'], device['compute_seconds'], delta=1e-12)
+            self.assertGreaterEqual(min(device['parts'].values()), 0)
+        [slowest] = [device for device in devices if device['device'] == answer['report']['slowest']]
+        self.assertEqual(slowest['parts'], answer['report']['parts'])
+        self.assertEqual(report['report']['slowest'], slowest['device'])
+        self.assertRegex(text, r'a step on %s, which computes longest: compute \d' % slowest['device'])
+        spread = answer['link_spread']
+        self.assertEqual(len(spread['cases']), 4)
+        self.assertTrue(spread['least'] <= step < spread['most'])
         self.hetrun('simulate', 'small.lua', '--cluster=fast.lua', '--html=simulated.html', '--trace=trace.json')
         page = (self.folder / 'simulated.html').read_text()
         self.assertEqual((page.count('class="row"'), page.count('class="bar"')), (3, 3))

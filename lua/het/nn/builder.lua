@@ -19,7 +19,7 @@ Builder.__index = Builder
 local builder = {}
 
 --- A builder of a graph.
--- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16"), `mode` ("train", "evaluate",
+-- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16", "f16"), `mode` ("train", "evaluate",
 -- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), `packed` (rows
 -- are several examples), and
 -- `cache` ({ length = } while generating: tokens that keys and values are kept of); `in_place_of(builder, name,

@@ -19,8 +19,8 @@ DeviceType.__index = DeviceType
 
 handle.class({ kind = "cluster",
   fields = { "nodes", "links", "types", "bandwidth", "latency", "all_reduce" } }, Cluster)
-handle.class({ kind = "node", fields = { "name", "type", "devices", "count", "zone", "bandwidth", "latency", "price",
-  "preemptions" } }, Node)
+handle.class({ kind = "node", fields = { "name", "type", "devices", "count", "zone", "bandwidth", "latency",
+  "interfaces", "price", "preemptions" } }, Node)
 handle.class({ kind = "link", fields = { "from", "to", "bandwidth", "latency", "assumed" },
   show = function(self) return ("link from %s to %s"):format(self.from, self.to) end }, Link)
 handle.class({ kind = "device_type", name = "type of device", fields = { "name", "f32", "bf16", "f16", "memory",
@@ -92,6 +92,8 @@ cluster.node = define.constructor {
     { "zone", "string", "for the links that het.link gives", default = "" },
     { "bandwidth", "string", "between its devices (default: as their type says)", unit = units.bandwidth },
     { "latency", "string", "of a message between its devices (default: as their type says)", unit = units.latency },
+    { "interfaces", "integer", "of one machine to the network, each with the bandwidth of its links and shared evenly "
+      .. "by its devices (default: 1; with all_reduce = \"mesh\" one for each device)", min = 1, max = 64 },
     { "price", "number", "of one machine for an hour", default = 0, min = 0 },
     { "preemptions", "number", "of one machine in an hour, expected", default = 0, min = 0, max = 60 },
   },
@@ -110,7 +112,7 @@ cluster.link = define.constructor {
   fields = {
     { "from", "string", "zone", required = true },
     { "to", "string", "zone; the same for links inside one", required = true },
-    { "bandwidth", "string", "of one machine's interface", required = true, unit = units.bandwidth },
+    { "bandwidth", "string", "of one network interface of a machine", required = true, unit = units.bandwidth },
     { "latency", "string", "of a message", required = true, unit = units.latency },
   },
   build = function(a) return setmetatable(in_units(a), Link) end,
@@ -212,8 +214,9 @@ local make = define.constructor {
     { "bandwidth", "string", "between machines where no het.link says otherwise (default: none between zones; inside a "
       .. "zone 10 Gbit/s, and plans say that it was assumed)", unit = units.bandwidth },
     { "latency", "string", "of a message between machines (default: 50 us)", unit = units.latency },
-    { "all_reduce", "string", "how sums travel: \"hierarchical\" (inside machines first, as NCCL can) or \"mesh\" "
-      .. "(each device to each other, as processors and slowed-down devices do)", default = "hierarchical",
+    { "all_reduce", "string", "how sums travel: \"hierarchical\" (by NCCL's rings and trees, which leave a machine "
+      .. "once) or \"mesh\" (each device to each other, as processors and slowed-down devices do)",
+      default = "hierarchical",
       choices = { "hierarchical", "mesh" } },
   },
   check_known = function(a, report, given)

@@ -34,8 +34,8 @@ local options = {
   { "fallbacks", "N", "plan ahead for the N likeliest losses of a machine or a device", plan = true },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
   { "types", nil, "list the known device types, with their figures and sources; needs no recipe", plan = true },
-  { "plan", "FILE", "the plan to simulate, as `hetrun plan --lua` prints it (default: the recipe's own)",
-    simulate = true },
+  { "plan", "FILE", "the plan to simulate, as `hetrun plan --lua` prints it (default: the recipe's own); of several "
+    .. "files, with commas between them, all are simulated and their order is judged", simulate = true },
   { "runtime", "WORDS", "how ranks wait for each other: overlapping, blocking, late-reduction or "
     .. "blocking,late-reduction (default: the recipe's)", simulate = true },
   { "html", "FILE", "draw the step, the memory and the cluster as one page", path = "write" },
@@ -543,14 +543,40 @@ local function take(program, command, sentence, words)
   local cluster = given.cluster and try(cluster_in, program, given.cluster)
   try(check_profile, run, given)
   try(check_prices, cluster, given)
-  if run and command == "simulate" then given.plan = try(plan_of, program, run, words[1], given.plan) end
+  if run and command == "simulate" then
+    local files = {}
+    for file in (given.plan or ""):gmatch "[^,]+" do files[#files + 1] = file end
+    if files[2] then
+      given.plans = {}
+      for i, file in ipairs(files) do
+        given.plans[i] = { name = file, plan = try(plan_of, program, run, words[1], file) }
+      end
+    else
+      given.plan = try(plan_of, program, run, words[1], given.plan)
+    end
+  end
   raise()
   return run, cluster or require("het.plan.cluster").here(given.devices or 1), given
+end
+
+-- `hetrun plan --types` takes nothing else.
+local function check_alone(words)
+  local others = {}
+  for _, list in ipairs { words, native.arguments or {} } do
+    for _, word in ipairs(list) do
+      if word ~= "--types" then others[#others + 1] = word end
+    end
+  end
+  if others[1] then
+    errors.usage("hetrun plan --types lists the known device types and takes nothing else; leave out %s",
+      table.concat(others, ", "))
+  end
 end
 
 --- `hetrun plan RECIPE`; returns the exit code.
 function planning.plan(program, ...)
   if text.contains(native.arguments or {}, "--types") and not native.settings.help then
+    check_alone { ... }
     return require("het.plan.types").run()
   end
   local run, cluster, given = take(program, "plan", "finds the best plan for a cluster and explains it", { ... })
@@ -580,31 +606,68 @@ local function has_sharding(plan)
   return false
 end
 
+-- A step of one plan; what is remarkable of it goes to standard error, after `name` where there are several.
+local function simulated(run, cluster, given, plan, name)
+  local answer
+  if has_sharding(plan) then
+    for _, option in ipairs { "profile", "runtime" } do
+      if given[option] then errors.usage("hetrun simulate does not take --%s for a plan with `sharding`", option) end
+    end
+    answer = simulated_programs(run, cluster, plan, given)
+  else
+    local graph, request = request_of(run, cluster, given)
+    request.plan = plan
+    request.runtime = given.runtime or run.arguments.runtime
+    answer = native.simulate(graph, request)
+  end
+  local function say(format, ...) native.write("stderr", (name and name .. ": " or "") .. format:format(...)) end
+  if answer.over_bytes then say("it does not fit: a device lacks %s\n", text.bytes(answer.over_bytes)) end
+  if plan.sequence and not has_sharding(plan) then
+    say("sequence = true is simulated as without: it sends as many bytes and needs less memory than is said\n")
+  end
+  return answer
+end
+
+-- Several plans: a line of each, and whether their order hangs on the links.
+local function simulate_all(run, cluster, given)
+  for _, option in ipairs { "html", "trace" } do
+    if given[option] then errors.usage("--%s draws one plan; --plan names %d", option, #given.plans) end
+  end
+  local plans, ranked, lines, wide = {}, {}, {}, #"plan"
+  for i, each in ipairs(given.plans) do
+    local answer = simulated(run, cluster, given, each.plan, each.name)
+    plans[i] = { name = each.name, step_seconds = answer.report.step_seconds, link_spread = answer.link_spread,
+      over_bytes = answer.over_bytes or 0, lua = answer.lua, report = answer.report }
+    ranked[i] = { name = each.name, seconds = answer.report.step_seconds, cases = answer.link_spread.cases }
+    wide = math.max(wide, text.width(each.name))
+  end
+  local function line(name, ...)
+    lines[#lines + 1] = ("%s%s  %12s  %s"):format(name, (" "):rep(wide - text.width(name)), ...)
+  end
+  line("plan", "a step", "with other links")
+  for _, plan in ipairs(plans) do
+    line(plan.name, native.show_seconds(plan.step_seconds), ("%s to %s"):format(
+      native.show_seconds(plan.link_spread.least), native.show_seconds(plan.link_spread.most)))
+  end
+  local ranking = native.rank_plans(ranked, planning.name_of(run), run.arguments.batch)
+  lines[#lines + 1] = ("fastest: %s"):format(ranking.fastest)
+  if ranking.warning then lines[#lines + 1] = text.wrap("warning: " .. ranking.warning, 118, "  ") end
+  local json = native.settings.json
+  if not native.settings.quiet or not json then
+    native.write(json and "stderr" or "stdout", table.concat(lines, "\n") .. "\n")
+  end
+  if json then native.write("stdout", native.json_encode { plans = plans, ranking = ranking } .. "\n") end
+  return 0
+end
+
 --- `hetrun simulate RECIPE`, or of plans that were run; returns the exit code.
 function planning.simulate(program, ...)
   local measured = require "het.plan.measured"
   if measured.asked(native.arguments or {}) then return measured.simulate { ... } end
   local run, cluster, given = take(program, "simulate", "simulates a step of the recipe's own plan", { ... })
   if not run then return cluster end
-  local answer
-  if has_sharding(given.plan) then
-    for _, option in ipairs { "profile", "runtime" } do
-      if given[option] then errors.usage("hetrun simulate does not take --%s for a plan with `sharding`", option) end
-    end
-    answer = simulated_programs(run, cluster, given.plan, given)
-  else
-    local graph, request = request_of(run, cluster, given)
-    request.plan = given.plan
-    request.runtime = given.runtime or run.arguments.runtime
-    answer = native.simulate(graph, request)
-  end
-  if answer.over_bytes then
-    native.write("stderr", ("it does not fit: a device lacks %s\n"):format(text.bytes(answer.over_bytes)))
-  end
-  if given.plan.sequence and not has_sharding(given.plan) then
-    native.write("stderr", "sequence = true is simulated as without: it sends as many bytes and needs less memory than "
-      .. "is said\n")
-  end
+  if given.plans then return simulate_all(run, cluster, given) end
+  local answer = simulated(run, cluster, given, given.plan)
   given.lua = nil
   report(answer, given, "simulation of " .. ((...)), answer)
   return 0

@@ -16,6 +16,7 @@ local options = {
   { "model", "NAME", "of all plans (default: as they say, or the one with as many layers)" },
   { "bandwidth", "RATE", "between machines, such as 25 GB/s (default: as published for the GPU types)" },
   { "latency", "TIME", "between machines, with --bandwidth (default: 0 s)" },
+  { "interfaces", "N", "to the network, of each machine, shared evenly by its GPUs (default: 1)" },
 }
 
 --- What `hetrun simulate --help` says of measured plans.
@@ -78,6 +79,14 @@ local function take_options(words, values)
     end
   end
   if given.latency and not given.bandwidth then problem("--latency goes with --bandwidth") end
+  if given.interfaces and given.interfaces ~= "" then
+    local count = tonumber(given.interfaces)
+    if count and count >= 1 and count <= 64 and count == math.floor(count) then
+      given.interfaces = count
+    else
+      problem("--interfaces=%s is not a whole number from 1 to 64", given.interfaces)
+    end
+  end
   if #problems > 0 then errors.usage("hetrun simulate:\n  %s", table.concat(problems, "\n  ")) end
   return given
 end
@@ -191,7 +200,8 @@ function measured.simulate(values)
   local answer, encoded = native.simulate_measured { profiles = given.profiles,
     other_profiles = given["other-profiles"],
     model_info = given["model-info"],
-    plans = given.plans, model = given.model, bandwidth = given.bandwidth, latency = given.latency }
+    plans = given.plans, model = given.model, bandwidth = given.bandwidth, latency = given.latency,
+    interfaces = given.interfaces }
   local problems = problems_of(answer)
   local json = native.settings.json
   if not native.settings.quiet or not json then native.write(json and "stderr" or "stdout", measured.text(answer)) end

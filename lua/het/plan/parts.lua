@@ -6,11 +6,11 @@ local kinds = {
   { "compute", "compute", "forward" }, { "recompute", "recompute", "weight" },
   { "tensor", "tensor-parallel collectives", "exchange" }, { "transfers", "transfers between stages", "send" },
   { "bubble", "bubble", "panel" }, { "gradients", "exchange of gradients", "reduce" }, { "update", "update", "update" },
-  { "gather", "gathering of weights", "backward" }, { "waiting", "waiting for other pipelines", "line" },
+  { "gather", "gathering of weights", "backward" }, { "waiting", "waiting for others", "line" },
 }
 local least_drawn = 0.0005   -- of the step
 
---- The section; empty for a report without parts, of plans with sharding programs.
+--- The section; empty for a report without parts.
 -- @tparam table report of native.plan or native.simulate
 -- @func escape makes text HTML
 function parts.html(report, escape)
@@ -26,11 +26,11 @@ function parts.html(report, escape)
       legend[#legend + 1] = ('<span><i style="background: var(--%s)"></i>%s</span>'):format(kind[3], words)
     end
   end
-  for i, what in ipairs(report.helps) do helps[i] = ("<li>%s</li>"):format(escape(what.text)) end
+  for i, what in ipairs(report.helps or {}) do helps[i] = ("<li>%s</li>"):format(escape(what.text)) end
   return ('\n<h2>What a step goes to</h2>\n<p>On %s, which compute longest.</p>\n<div class="parts">%s</div>'
     .. '<div class="legend">%s</div>\n%s'):format(escape(report.slowest), table.concat(bars), table.concat(legend),
       #helps > 0 and "<p>What would make it shorter, each alone:</p>\n<ul>" .. table.concat(helps) .. "</ul>\n"
-        or "<p>No change that was simulated makes it shorter by 1 %.</p>\n")
+        or report.helps and "<p>No change that was simulated makes it shorter by 1 %.</p>\n" or "")
 end
 
 return parts

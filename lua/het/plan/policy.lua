@@ -46,7 +46,7 @@ define.object {
     { "layers", "problem.layers", "A list of { name, kind, parameters, forward_flops, activation_bytes (kept for the "
       .. "backward), boundary_bytes (sent to the next layer) }, of one sample." },
     { "batch", "problem.batch", "Samples of a step." },
-    { "precision", "problem.precision", "\"f32\" or \"bf16\"." },
+    { "precision", "problem.precision", "\"f32\", \"bf16\" or \"f16\"." },
     { "simulate", "problem:simulate(plan)", "A step of the plan as `hetrun simulate --json` reports it: { "
       .. "step_seconds, tokens_per_second, bubble, devices, ... }; `over_bytes` is how much memory a device lacks, nil "
       .. "where the plan fits. nil and why, of a plan that cannot be run." },

@@ -405,6 +405,7 @@ function profiling.run(program, ...)
   local messages = words[1] and native.path_kind(words[1]) == "file" and messages_before(path, given)
   local run, code = subcommand.recipe(program, about, words)
   if not run then return code end
+  run:check_precision()
   native.keeps_measurements(true)
   local graph, tokens = run:graph_of_sample()
   local request = { name = require("het.plan.command").name_of(run), tokens = tokens }

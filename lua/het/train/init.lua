@@ -184,9 +184,10 @@ local function check(a, report)
     local ok, problem = pcall(a.data.encode, a.data, a.sample.prompt)
     if not ok then report("sample.prompt", (errors.describe(problem))) end
   end
-  if a.optimizer.arguments.rounding == "stochastic" and a.precision == "f32" then
+  if a.optimizer.arguments.rounding == "stochastic" and a.precision ~= "bf16" then
     report("optimizer", ("optim.%s.rounding = \"stochastic\" is of the bf16 copy of the weights, and with precision = "
-      .. "f32 there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name))
+      .. "%s there is none; precision = \"bf16\" or rounding = \"nearest\" works"):format(a.optimizer.name,
+      a.precision))
   end
   if a.keep_best and a.keep_best == a.save then
     report("keep_best", ("train.keep_best and train.save are both %s; another folder, such as %s/best, works"):format(
@@ -237,8 +238,8 @@ return define.constructor {
       .. "under a plan, the plan's)", min = 1 },
     { "steps", "integer", "steps in all", required = true, min = 1 },
     { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
-    { "precision", "string", "of matrices and activations; master weights and sums are f32", default = "f32",
-      choices = { "f32", "bf16" } },
+    { "precision", "string", "of matrices and activations; master weights and sums are f32; f16 is for `hetrun plan` "
+      .. "and `hetrun simulate` alone", default = "f32", choices = { "f32", "bf16", "f16" } },
     { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
     { "loss", "function", "function(output, labels, scale): the summed loss times scale, which is 1 / (labels of the "
       .. "batch that count) (default: cross-entropy, or squared error for labels with fractions)" },

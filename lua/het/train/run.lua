@@ -74,6 +74,14 @@ local function restore(self)
   return about
 end
 
+--- Raises where nothing can be computed in the run's precision.
+function Run:check_precision()
+  if self.arguments.precision == "f16" then
+    errors.usage("precision = \"f16\" can be planned and simulated, but not run: hetrun has no kernels for f16 "
+      .. "and does not scale losses; precision = \"bf16\" or \"f32\" works")
+  end
+end
+
 --- The training graph of a micro-batch of `samples` (1): what planners count.
 function Run:graph_of_sample(samples)
   local context, count = context_of(self.arguments), samples or 1
@@ -86,6 +94,7 @@ end
 -- All that does not depend on the plan, beside the planner that may look for one; then the first session.
 local function build(self)
   local a, settings = self.arguments, native.settings or {}
+  Run.check_precision(self)
   self.device = settings.device or "cpu"
   -- What the command line says counts; a stranger's recipe replaces models that the person lets it replace.
   self.resume = settings.resume or a.resume and not settings.overwrite

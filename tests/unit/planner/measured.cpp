@@ -162,27 +162,27 @@ TEST_CASE("a ranking that other links would change is said, with the pairs and t
 }
 
 TEST_CASE("links between machines are the published ones, by types, regions and GPUs that send at once") {
-  const auto rate = [](const char* a, const char* b, const char* zone_b, int groups, int tensor,
-                       double bytes) {
-    const PublishedLink link = published_link(a, "us-central1-a", b, zone_b, groups, tensor, bytes);
+  const auto rate = [](const char* a, const char* b, const char* zone_b, int pairs, double bytes) {
+    const PublishedLink link = published_link(a, "us-central1-a", b, zone_b, pairs, bytes);
     CHECK_FALSE(link.assumed);
     return link.link.bytes_per_second;
   };
   // log2(64 MB / 1 MB) = 6: -0.1657 * 36 + 2.79431 * 6 + 11.7441.
-  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 1, 64e6) == Approx(22.54476e9));
-  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 4, 64e6) == Approx(22.54476e9));
-  CHECK(rate("GH-96", "GH-96", "us-central1-a", 4, 1, 64e6) > 80e9);
-  CHECK(rate("A100-40", "A100-40", "us-central1-a", 4, 1, 64e6) ==
-        rate("A100-40", "A100-40", "us-central1-a", 1, 4, 64e6));
-  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 4, 10) == Approx(11.7441e9));
-  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 4, 1e12) <= 22.93e9);
-  CHECK(rate("A100-40", "V100-16", "us-central1-b", 1, 4, 32e6) ==
-        rate("V100-16", "A100-40", "us-central1-c", 1, 4, 32e6));
-  CHECK(rate("A100-40", "V100-16", "us-central1-a", 1, 1, 32e6) <
-        rate("A100-40", "V100-16", "us-central1-a", 1, 4, 32e6));
-  CHECK(rate("A100-40", "V100-16", "us-west1-b", 1, 4, 32e6) < 1.1e9);
-  CHECK(rate("Titan-RTX", "RTX-3090", "us-central1-a", 1, 8, 32e6) < 0.12e9);
-  const PublishedLink unknown = published_link("A", "x", "B", "x", 1, 1, 1e6);
+  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 64e6) == Approx(22.54476e9));
+  CHECK(rate("GH-96", "GH-96", "us-central1-a", 4, 64e6) > 80e9);
+  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 10) == Approx(11.7441e9));
+  CHECK(rate("GH-96", "GH-96", "us-central1-a", 1, 1e12) <= 22.93e9);
+  CHECK(rate("A100-40", "V100-16", "us-central1-b", 4, 32e6) ==
+        rate("V100-16", "A100-40", "us-central1-c", 4, 32e6));
+  CHECK(rate("A100-40", "V100-16", "us-central1-a", 1, 32e6) <
+        rate("A100-40", "V100-16", "us-central1-a", 4, 32e6));
+  CHECK(rate("A100-40", "V100-16", "us-west1-b", 4, 32e6) < 1.1e9);
+  CHECK(rate("Titan-RTX", "RTX-3090", "us-central1-a", 8, 32e6) < 0.12e9);
+  // Four GPUs of a GH200 node have four times what one has; of others they share a connection's worth or two.
+  CHECK(published_interfaces("GH-96") == 4);
+  for (const char* type : {"A100-40", "V100-16", "RTX-3090", "RTX-2080", "Titan-RTX", "B300"})
+    CHECK(published_interfaces(type) == 1);
+  const PublishedLink unknown = published_link("A", "x", "B", "x", 1, 1e6);
   CHECK(unknown.assumed);
   CHECK(unknown.link.bytes_per_second == kAssumedBandwidth);
 }

@@ -240,6 +240,59 @@ TEST_CASE("pipelines that leave a host together share its port") {
   CHECK(even < 1.3 * both.pipeline_seconds);
 }
 
+TEST_CASE("a host with several interfaces divides them among its devices") {
+  Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1, 2)}, 2, {0, 1e7});
+  PlanLayout layout;
+  layout.pipelines = {{4, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
+  const double alone = bench.run(layout).pipeline_seconds;
+  PlanLayout both = layout;
+  both.pipelines.push_back({4, {{0, 0, 0, 1}, {1, 1, 1, 1}}});
+  const double shared = bench.run(both).pipeline_seconds;
+  // One for each device: pipelines do not meet. Two for each: what leaves a device takes both.
+  bench.cluster.nodes[0].interfaces = 2;
+  CHECK(bench.run(both).pipeline_seconds == Approx(alone));
+  CHECK(shared > 1.2 * alone);
+  for (Machine& node : bench.cluster.nodes) node.interfaces = 2 * node.devices;
+  const double wide = bench.run(both).pipeline_seconds;
+  bench.cluster.between.bytes_per_second *= 2;
+  for (Machine& node : bench.cluster.nodes) node.interfaces = node.devices;
+  CHECK(wide == Approx(bench.run(both).pipeline_seconds));
+  // A stage of two devices has the interfaces of both.
+  Bench group({plain_machine("a", "unit", 2, 2)}, 2, {0, 1e7});
+  PlanLayout pair;
+  pair.tensor = 2;
+  pair.pipelines = {{4, {{0, 0, 0, 1}, {0, 1, 1, 1}}}};
+  const double one = group.run(pair).pipeline_seconds;
+  group.cluster.nodes[0].interfaces = 2;
+  const double two = group.run(pair).pipeline_seconds;
+  CHECK(two < one);
+  group.cluster.nodes[0].interfaces = 1;
+  group.cluster.between.bytes_per_second *= 2;
+  CHECK(two == Approx(group.run(pair).pipeline_seconds));
+}
+
+TEST_CASE("gradients that stages of one host exchange at the same time share its interface") {
+  // Two pipelines, each in a host: both stages are summed between the same two interfaces.
+  Bench bench({plain_machine("a", "unit", 2, 2)}, 2, {0, 1e8});
+  bench.model = plain_model(2, 1e6);
+  bench.model.gradient_bytes = 4;
+  PlanLayout layout;
+  layout.pipelines = {{1, {{0, 0, 0, 1}, {0, 0, 1, 1}}}, {1, {{0, 1, 0, 1}, {0, 1, 1, 1}}}};
+  SimulateOptions options;
+  options.events = true;
+  options.runtime.late_reduction = true;
+  const double each = 4e6 / 1e8;  // 2 (n - 1) / n of 4 MB
+  const Simulation shared = bench.run(layout, options);
+  double last = 0;
+  for (const SimEvent& event : shared.events)
+    if (event.kind == SimEvent::Kind::reduce) last = std::max(last, event.end);
+  // The last stage is ready a layer's backward before the first.
+  CHECK(last == Approx(shared.pipeline_seconds - 2 * kLayer + 2 * each).epsilon(1e-6));
+  bench.cluster.nodes[0].interfaces = 2;
+  const Simulation apart = bench.run(layout, options);
+  CHECK(apart.exposed_seconds == Approx(each).epsilon(1e-6));
+}
+
 TEST_CASE("merging alike pipelines that share no port changes nothing") {
   const Bench bench({plain_machine("a", "unit", 2, 3), plain_machine("b", "half", 2, 2)}, 4, {1e-4, 1e9});
   PlanLayout layout;
@@ -356,7 +409,7 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
   CHECK(beside.exposed_seconds < late.exposed_seconds);
 }
 
-TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster says so") {
+TEST_CASE("sums travel in a ring through all ranks, or by a mesh of all where the cluster says so") {
   Bench bench({plain_machine("a", "unit", 3), plain_machine("b", "unit", 2)}, 4, {1e-3, 1e8});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.optimizer_bytes = 0;
@@ -365,8 +418,9 @@ TEST_CASE("sums travel inside hosts first, or by a mesh of all where the cluster
   SimulateOptions options;
   options.runtime.late_reduction = true;
   const double gradients = 4 * 1e6 * bench.model.gradient_bytes;
+  // Of the four hops of a block, in each of two rounds, two leave a host.
   CHECK(bench.run(layout, options).exposed_seconds ==
-        Approx(nccl_all_reduce(bench.cluster.between, 2, gradients)).epsilon(1e-6));
+        Approx(2 * 2 * 1e-3 + 2 * 4.0 / 5 * gradients / 1e8).epsilon(1e-6));
   bench.cluster.mesh = true;
   const double norms = 1e-3;  // of all ranks' gradients, from each to each, before anybody updates
   // Each sends a fifth in each of two steps to each other; a rank of b has one of those beside it.

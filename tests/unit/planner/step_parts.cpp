@@ -169,6 +169,29 @@ TEST_CASE("the link that would have to be faster is named") {
   CHECK(report.helps[0].step_seconds == Approx(planned_of(request, layout).best.simulation.seconds));
 }
 
+TEST_CASE("machines that are alike are named once, and the slowest of several links is said") {
+  Request request = request_of({plain_machine("n", "unit", 1, 4)}, plain_model(4, 1e6), 4, {1e-6, 1.25e7});
+  PlanLayout layout;
+  for (int host = 0; host < 4; ++host) layout.pipelines.push_back({1, {{0, host, 0, 4}}});
+  const std::string one = to_text(explain(request, planned_of(request, layout)));
+  INFO(one);
+  CHECK(one.find("the links among n1 ... n4 (100 Mbit/s) twice as fast: ") != std::string::npos);
+  request.cluster.nodes.push_back(plain_machine("z", "unit", 1, 4));
+  request.cluster.nodes[0].zone = "n";
+  request.cluster.nodes[1].zone = "z";
+  request.cluster.zone_links = {
+      {"n", "n", {1e-6, 1.25e7}}, {"z", "z", {1e-6, 1.25e7}}, {"n", "z", {1e-6, 1.25e7}}};
+  request.batch = 8;
+  for (int host = 0; host < 4; ++host) layout.pipelines.push_back({1, {{1, host, 0, 4}}});
+  const Planned planned = planned_of(request, layout);
+  const std::string several = to_text(explain(request, planned));
+  INFO(several);
+  CHECK(
+      several.find("all links between machines twice as fast (the slowest: among n1 ... n4, 100 Mbit/s): ") !=
+      std::string::npos);
+  CHECK(explain(request, planned, false).helps.empty());
+}
+
 TEST_CASE("more micro-batches and memory that would help are said, with what lacks") {
   Request request = request_of({plain_machine("a", "unit", 2)}, plain_model(8, 1, 1e9), 4, {0, 1e15});
   request.cluster.types[0].memory_bytes = 12e9;

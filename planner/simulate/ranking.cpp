@@ -1,13 +1,10 @@
-#include "planner/measured/ranking.h"
+#include "planner/simulate/ranking.h"
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include <fmt/format.h>
-
-#include "planner/measured/measured.h"
 
 namespace het::planner {
 namespace {
@@ -18,27 +15,28 @@ int order_of(double a, double b) {
   return a < b ? -1 : 1;
 }
 
-Ranking rank_alike(const std::vector<const MeasuredPlan*>& plans) {
+}  // namespace
+
+Ranking rank(const std::vector<RankedPlan>& plans, std::string model, int batch) {
   const auto fastest = [&](const auto& seconds) {
-    return (*std::min_element(
-                plans.begin(), plans.end(),
-                [&](const MeasuredPlan* a, const MeasuredPlan* b) { return seconds(*a) < seconds(*b); }))
+    return std::min_element(plans.begin(), plans.end(),
+                            [&](const RankedPlan& a, const RankedPlan& b) { return seconds(a) < seconds(b); })
         ->name;
   };
-  const auto nominal = [](const MeasuredPlan& plan) { return plan.seconds; };
+  const auto nominal = [](const RankedPlan& plan) { return plan.links.seconds; };
   Ranking ranking;
-  ranking.model = plans[0]->model;
-  ranking.batch = plans[0]->batch;
+  ranking.model = std::move(model);
+  ranking.batch = batch;
   ranking.plans = static_cast<int>(plans.size());
   ranking.fastest = fastest(nominal);
-  const std::vector<LinkCase>& cases = plans[0]->links.cases;
+  const std::vector<LinkCase>& cases = plans[0].links.cases;
   for (size_t c = 0; c < cases.size(); ++c) {
-    const auto seconds = [c](const MeasuredPlan& plan) { return plan.links.cases[c].seconds; };
+    const auto seconds = [c](const RankedPlan& plan) { return plan.links.cases[c].seconds; };
     RankingCase with{cases[c].bandwidth, cases[c].latency, 0, fastest(seconds)};
     for (size_t a = 0; a < plans.size(); ++a)
       for (size_t b = a + 1; b < plans.size(); ++b) {
-        const int before = order_of(plans[a]->seconds, plans[b]->seconds);
-        with.changed += before != 0 && order_of(seconds(*plans[a]), seconds(*plans[b])) == -before;
+        const int before = order_of(nominal(plans[a]), nominal(plans[b]));
+        with.changed += before != 0 && order_of(seconds(plans[a]), seconds(plans[b])) == -before;
         if (c == 0) ranking.pairs += before != 0;
       }
     ranking.cases.push_back(with);
@@ -46,20 +44,8 @@ Ranking rank_alike(const std::vector<const MeasuredPlan*>& plans) {
   return ranking;
 }
 
-}  // namespace
-
 bool Ranking::hangs_on_links() const {
   return std::any_of(cases.begin(), cases.end(), [](const RankingCase& with) { return with.changed > 0; });
-}
-
-std::vector<Ranking> rank(const std::vector<MeasuredPlan>& plans) {
-  std::map<std::pair<std::string, int>, std::vector<const MeasuredPlan*>> alike;
-  for (const MeasuredPlan& plan : plans)
-    if (plan.problems.empty()) alike[{plan.model, plan.batch}].push_back(&plan);
-  std::vector<Ranking> rankings;
-  for (const auto& [key, group] : alike)
-    if (group.size() > 1) rankings.push_back(rank_alike(group));
-  return rankings;
 }
 
 std::string to_text(const Ranking& ranking) {

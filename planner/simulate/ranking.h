@@ -1,13 +1,18 @@
-// Whether the order of measured plans hangs on the links: how many pairs of plans of one model and batch
-// change their order when the links have other values that they may plausibly have. Pure.
+// Whether the order of plans hangs on the links: how many pairs of plans of one model and batch change their
+// order when the links have other values that they may plausibly have. Pure.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "planner/simulate/sensitivity.h"
+
 namespace het::planner {
 
-struct MeasuredPlan;
+struct RankedPlan {
+  std::string name;
+  LinkSpread links;  // with its seconds; the same cases for all
+};
 
 // Predictions nearer than this, as a share, have no order.
 inline constexpr double kTie = 0.01;
@@ -26,8 +31,8 @@ struct Ranking {
   bool hangs_on_links() const;
 };
 
-// Of each model and batch with two predicted plans or more.
-std::vector<Ranking> rank(const std::vector<MeasuredPlan>& plans);
+// Of plans of one model and batch, one at least.
+Ranking rank(const std::vector<RankedPlan>& plans, std::string model, int batch);
 
 // A sentence of a ranking that hangs on the links.
 std::string to_text(const Ranking& ranking);
