@@ -46,9 +46,9 @@ struct Table {
 // Decides one group by itself: values that other groups make are undecided.
 class GroupSearch {
  public:
-  GroupSearch(const Groups& groups, const Group& group, const PlacementTable& table,
-              const SearchOptions& options, Replacements& replacements)
-      : groups_(groups), group_(group), table_(table), options_(options), replacements_(replacements) {}
+  GroupSearch(const Groups& groups, const Group& group, const SearchOptions& options,
+              Replacements& replacements)
+      : groups_(groups), group_(group), options_(options), replacements_(replacements) {}
 
   Table run(int64_t& states) {
     find_left();
@@ -121,7 +121,7 @@ class GroupSearch {
     const Step& step = group_.steps[s];
     Ticks cost = way.cost;
     const auto pay = [&](Ticks more) { cost = more >= kNever || cost >= kNever ? kNever : cost + more; };
-    if (step.sums_layers || step.sums_parts) pay(sum_as_wanted(step, way, state));
+    if (way.wanted) pay(decide(state[static_cast<size_t>(step.wanted)], step.wanted, *way.wanted));
     for (size_t r = 0; r < step.reads.size() && cost < kNever; ++r) {
       const Step::Read& read = step.reads[r];
       Slot& slot = state[static_cast<size_t>(read.slot)];
@@ -162,21 +162,8 @@ class GroupSearch {
     return all >= kNever ? kNever : all - costs_of(read.slot).cost(slot.placement(), before);
   }
 
-  // A sum over layers lies as its parameter, or is partial; one over parts, or is not sharded.
-  Ticks sum_as_wanted(const Step& step, const Step::Way& way, State& state) const {
-    if (way.writes.empty() || way.writes[0] == kPartial) return 0;
-    if (step.sums_parts && way.writes[0] == kReplicated) return 0;
-    if (step.wanted < 0) return way.writes[0] == kReplicated ? 0 : kNever;
-    const ValueId sum = member(step.writes[0]).value, parameter = member(step.wanted).value;
-    const Placement& lies = table_.placements(sum)[way.writes[0]];
-    const auto made =
-        lies.is_sharded() ? table_.find(parameter, lies.dim, lies.segments) : std::optional(kReplicated);
-    return made ? decide(state[static_cast<size_t>(step.wanted)], step.wanted, *made) : kNever;
-  }
-
   const Groups& groups_;
   const Group& group_;
-  const PlacementTable& table_;
   const SearchOptions& options_;
   Replacements& replacements_;
   std::vector<std::vector<Needs>> left_;  // by step and slot
@@ -304,8 +291,8 @@ class Search {
       const auto kind = static_cast<size_t>(group.kind);
       if (tables.size() <= kind) tables.resize(kind + 1);
       if (!tables[kind])
-        tables[kind] = std::make_shared<Table>(
-            GroupSearch(groups_, group, costs_.table(), options_, replacements_).run(result_.states));
+        tables[kind] =
+            std::make_shared<Table>(GroupSearch(groups_, group, options_, replacements_).run(result_.states));
       Unit unit;
       unit.group = unit.first = unit.last = g;
       unit.layer = group.layer;

@@ -209,7 +209,7 @@ class Maker {
         if (wanted == outputs.end() || free_[static_cast<size_t>(id)]) continue;
         Step step;
         for (const Phase phase : wanted->second) step.reads.push_back({slot_of(id), phase_of(phase), false});
-        step.ways.push_back({0, 0, std::vector<PlacementId>(step.reads.size(), kReplicated), {}, 0});
+        step.ways.push_back({0, 0, std::vector<PlacementId>(step.reads.size(), kReplicated), {}, 0, {}});
         groups_.list.back().steps.push_back(std::move(step));
       }
     }
@@ -228,8 +228,6 @@ class Maker {
     const Node& of = node(n);
     Step step;
     step.node = n;
-    step.sums_layers = adds_layers(graph_, of);
-    step.sums_parts = of.op->collective && of.phase == Phase::update;
     for (size_t i = 0; i < of.inputs.size(); ++i) {
       const ValueId id = of.inputs[i];
       if (id != kAbsent && !free_[static_cast<size_t>(id)])
@@ -237,7 +235,7 @@ class Maker {
     }
     for (const ValueId id : of.outputs)
       if (id != kAbsent && !free_[static_cast<size_t>(id)]) step.writes.push_back(slot_of(id));
-    if ((step.sums_layers || step.sums_parts) && wanted_[static_cast<size_t>(of.outputs[0])] != kAbsent)
+    if ((adds_layers(graph_, of) || sums_parts(of)) && wanted_[static_cast<size_t>(of.outputs[0])] != kAbsent)
       step.wanted = slot_of(wanted_[static_cast<size_t>(of.outputs[0])]);
     const size_t count = table_.shardings(n).size() + 1;
     for (size_t w = 0; w < count; ++w)
@@ -265,7 +263,8 @@ class Maker {
       // What counts once is not brought together for one rank alone.
       if (once && value(id).role == Role::intermediate) return std::nullopt;
       if (free_[static_cast<size_t>(id)]) continue;
-      if (updates(of, i) && options_.allows_state && !options_.allows_state(id, lies)) return std::nullopt;
+      if ((updates(of, i) || once) && options_.allows_state && !options_.allows_state(id, lies))
+        return std::nullopt;
       if (once) way.once |= 1u << way.reads.size();
       way.reads.push_back(lies);
     }
@@ -276,7 +275,24 @@ class Maker {
       if (lies >= kMostPlacements || !costs_.fills(id, lies, shares_)) return std::nullopt;
       if (!free_[static_cast<size_t>(id)]) way.writes.push_back(lies);
     }
+    if (!lies_as_wanted(of, way)) return std::nullopt;
     return way;
+  }
+
+  static bool sums_parts(const Node& of) { return of.op->collective && of.phase == Phase::update; }
+
+  // A sum over layers lies as its parameter, or is partial; one over parts, or is not sharded. False: no
+  // parameter can lie so.
+  bool lies_as_wanted(const Node& of, Step::Way& way) const {
+    if (!adds_layers(graph_, of) && !sums_parts(of)) return true;
+    if (way.writes.empty() || way.writes[0] == kPartial) return true;
+    if (sums_parts(of) && way.writes[0] == kReplicated) return true;
+    const ValueId sum = of.outputs[0], parameter = wanted_[static_cast<size_t>(sum)];
+    if (parameter == kAbsent) return way.writes[0] == kReplicated;
+    const Placement& lies = table_.placements(sum)[way.writes[0]];
+    way.wanted =
+        lies.is_sharded() ? table_.find(parameter, lies.dim, lies.segments) : std::optional(kReplicated);
+    return way.wanted.has_value();
   }
 
   void find_outer() {
@@ -331,14 +347,14 @@ class Maker {
         for (const Needs* needs : {&member.left, &member.others})
           key.insert(key.end(), needs->begin(), needs->end());
       for (const Step& step : group.steps) {
-        key.insert(key.end(), {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.sums_layers,
-                               step.sums_parts, step.wanted});
+        key.insert(key.end(), {-2, step.node < 0 ? -1 : costs_.class_of(step.node), step.wanted});
         for (const Step::Read& read : step.reads)
           key.insert(key.end(), {read.slot, read.phase, read.changes});
         key.push_back(-3);
         key.insert(key.end(), step.writes.begin(), step.writes.end());
         key.push_back(-4);
-        for (const Step::Way& way : step.ways) key.insert(key.end(), {way.number, way.cost});
+        for (const Step::Way& way : step.ways)
+          key.insert(key.end(), {way.number, way.cost, way.wanted ? *way.wanted : -1});
       }
       group.kind = numbers.emplace(std::move(key), static_cast<int>(numbers.size())).first->second;
     }

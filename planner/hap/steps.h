@@ -33,13 +33,13 @@ struct Step {
     Ticks cost = 0;
     std::vector<PlacementId> reads, writes;  // as the step's
     uint32_t once = 0;                       // reads of state that has to be replicated
+    std::optional<PlacementId> wanted;       // how the parameter of Step::wanted has to lie
   };
   NodeId node = -1;  // -1: an output
   std::vector<Read> reads;
   std::vector<int> writes;  // slots
   // The slot of the parameter as which the result of a sum over layers has to lie, unless it is partial, and
   // what another axis of a mesh sums for the update, if it is sharded.
-  bool sums_layers = false, sums_parts = false;
   int wanted = -1;
   std::vector<Way> ways;
 };

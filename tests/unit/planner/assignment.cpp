@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "planner/assignment/dual.h"
+#include "planner/assignment/linear.h"
 #include "planner/assignment/presolve.h"
 #include "planner/assignment/search.h"
 #include "planner/assignment/solve.h"
@@ -207,6 +208,32 @@ TEST_CASE("the cost of small random problems is the optimum, and the bound is ne
   }
   CHECK(feasible > 300);
   CHECK(forbidden > 50);
+}
+
+TEST_CASE("the 0/1 program of a small problem has its optimum, and the relaxation is not above it") {
+  int feasible = 0, infeasible = 0;
+  for (uint32_t seed = 2000; seed < 2200; ++seed) {
+    std::mt19937 random(seed);
+    const AssignmentProblem problem = random_problem(random, 5, seed % 3 == 0);
+    const std::optional<WideCost> best = brute_force(problem);
+    const LinearAssignment linear = linear_program_of(problem);
+    const het::planner::LinearSolution found = het::planner::solve(linear.program);
+    INFO("seed " << seed);
+    REQUIRE(found.feasible == (best && *best < kForbiddenCost / 2));
+    if (!found.feasible) {
+      ++infeasible;
+      continue;
+    }
+    ++feasible;
+    REQUIRE(found.optimal);
+    CHECK(found.objective * linear.unit == Approx(static_cast<double>(*best)).margin(1e-6));
+    CHECK(evaluate(problem, linear.choice_of(found)).cost == *best);
+    CHECK(evaluate(problem, linear.choice_of(found)).feasible);
+    const LinearAssignment relaxed = linear_program_of(problem, true);
+    CHECK(het::planner::solve(relaxed.program).objective * relaxed.unit <= static_cast<double>(*best) + 1e-6);
+  }
+  CHECK(feasible > 80);
+  CHECK(infeasible > 20);
 }
 
 TEST_CASE("presolve keeps the optimum: the best choice of what is left is the best of the whole") {
