@@ -368,6 +368,7 @@ local numbers = {
   { "evaluated", count_of, "a whole number", optional = true },
   { "averages_since", count_of, "a whole number", optional = true },
   { "packed", count_of, "a whole number", optional = true },
+  { "packed_sources", function(words) return words:match "^[01]+$" end, "0 or 1 for each source", optional = true },
 }
 
 --- Make what a run saved the initial values of a state; returns the numbers saved with it, or nil without a save.

@@ -72,7 +72,7 @@ local function open_snapshot(place, step, needs_training)
   for _, tensor in ipairs(opened:tensors()) do source.tensors[tensor.name] = tensor end
   local about = opened.about
   source.training = { step = opened.step, cursor = opened.cursor, seed = opened.seed, precision = about.precision,
-    packed = about.packed }
+    packed = about.packed, packed_sources = about.packed_sources }
   for name, number in pairs(evaluation.numbers(about)) do source.training[name] = number end
   if needs_training and not opened.whole then
     local missing = opened:missing()

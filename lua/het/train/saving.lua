@@ -87,7 +87,7 @@ end
 local function about_of(run)
   local a, about = run.arguments, evaluation.numbers(run)
   about.step, about.cursor, about.seed, about.precision = run.step, run.cursor, a.seed, a.precision
-  about.packed = packing.context(run)
+  about.packed, about.packed_sources = packing.context(run), packing.sources(run)
   about.average_weight = average.weight(run)   -- which is not saved
   return about
 end

@@ -145,7 +145,7 @@ local function about_of(run)
   run.config = run.config or files.config(run.arguments.model)
   local about = evaluation.numbers(run)
   about.step, about.precision, about.begun, about.config = run.step, run.arguments.precision, run.begun, run.config
-  about.packed = packing.context(run)
+  about.packed, about.packed_sources = packing.context(run), packing.sources(run)
   return native.json_encode(about)
 end
 
