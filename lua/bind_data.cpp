@@ -364,6 +364,10 @@ int corpus_index(lua_State* L) {
   if (name == "known")  // token ids that text can be made of
     return Convert<int64_t>::push(L, corpus->tokenizer() != nullptr ? corpus->tokenizer()->vocabulary_size()
                                                                     : corpus->vocabulary_size());
+  if (name == "mask_token") {  // nil: the tokenizer has none
+    const auto mask = corpus->special_tokens().mask;
+    return mask ? Convert<int32_t>::push(L, *mask) : 0;
+  }
   if (name == "fingerprint")
     return Convert<std::string>::push(L, fmt::format("{:016x}", corpus->fingerprint()));
   if (name == "tokens") return Convert<int64_t>::push(L, corpus->tokens());
@@ -374,6 +378,11 @@ int corpus_index(lua_State* L) {
   }
   if (name == "holds_out") return Convert<bool>::push(L, corpus->holds_out());
   if (name == "packs") return Convert<bool>::push(L, corpus->packs());
+  if (name == "mixed_packs") {  // of each source of a mixture 1 where it packs, else 0; nil: it mixes none
+    std::vector<int64_t> packs;
+    for (const MixedCorpus& source : corpus->sources()) packs.push_back(source.corpus->packs() ? 1 : 0);
+    return packs.empty() ? 0 : Convert<std::vector<int64_t>>::push(L, packs);
+  }
   if (name == "files") return Convert<int>::push(L, corpus->files());
   if (name == "skipped") return Convert<int>::push(L, corpus->skipped());
   return 0;

@@ -47,6 +47,7 @@ class BpeTokenizer final : public Tokenizer {
 
   std::string_view kind() const override { return "bpe"; }
   int64_t vocabulary_size() const override { return static_cast<int64_t>(tokens_.size()); }
+  SpecialTokens special_tokens() const override { return special_tokens_among(tokens_); }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int32_t> ids;

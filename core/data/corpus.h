@@ -123,6 +123,8 @@ class Corpus {
   int files() const { return files_; }                             // read
   int skipped() const { return skipped_; }                         // binary, links, beyond the size limit
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files without one
+  // Those of its tokenizer.
+  SpecialTokens special_tokens() const { return tokenizer_ ? tokenizer_->special_tokens() : SpecialTokens(); }
   // Whose sample number `number` is, and which of its samples: this corpus's, or of one that it mixes.
   struct Sample {
     const Corpus& corpus;

@@ -16,7 +16,9 @@ class Samples;
 
 enum class Objective : uint8_t {
   next_token,  // labels are the inputs shifted by one
-  masked,  // BERT's: 15 % of the tokens are to be guessed, 80/10/10 masked, random, left; other labels -100
+  // BERT's: 15 % of the tokens are to be guessed, 80/10/10 masked, random, left; other labels -100. Special
+  // tokens are neither guessed nor drawn.
+  masked,
 };
 
 inline constexpr int32_t kIgnoredLabel = -100;
@@ -32,8 +34,9 @@ struct SamplerOptions {
   int64_t start = 0;  // cursor: samples drawn before
   Objective objective = Objective::next_token;
   double mask_share = 0.15;
-  int32_t mask_token = -1;  // -1: the corpus's vocabulary size, so the model needs one more
-  int ahead = 2;            // batches made ahead; 0: none, and no thread
+  // -1: the tokenizer's; where it has none, the corpus's vocabulary size, so that the model needs one more.
+  int32_t mask_token = -1;
+  int ahead = 2;  // batches made ahead; 0: none, and no thread
 };
 
 // The micro-batches of one step: inputs and labels i32[microbatch, context]. Where samples are rows of

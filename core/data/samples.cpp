@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
@@ -33,35 +34,44 @@ int64_t tokens_of_sample(const SamplerOptions& o) {
 enum class Change : uint8_t { untouched, masked, random, kept };
 
 // Devlin et al., "BERT" (2019): of the tokens chosen, 80 % become the mask, 10 % a random token, 10 % stay.
-// Each is drawn by its place in the sample alone.
+// Each is drawn by its place in the sample alone. Special tokens, `special` in ascending order, are not
+// chosen.
 class Masking {
  public:
-  Masking(const SamplerOptions& o, int64_t vocabulary, int64_t sample)
+  // `tokens`: the context's. They and `special` outlive it.
+  Masking(const SamplerOptions& o, std::span<const int32_t> tokens, std::span<const int32_t> special,
+          int64_t sample)
       : share_(o.mask_share),
-        context_(o.context),
-        vocabulary_(vocabulary),
+        tokens_(tokens),
+        special_(special),
         sample_(static_cast<uint64_t>(sample)),
         key_(philox_key(o.split == Split::train ? o.seed : 0, hash_of("mask"))) {
-    for (int64_t i = 0; i < context_ && any_ < 0; ++i)
-      if (chosen(draw(i))) any_ = i;
+    std::vector<int64_t> places;  // that may be chosen, while none is
+    for (int64_t i = 0; i < o.context; ++i) {
+      if (is_special(i)) continue;
+      if (chosen(draw(i))) return;
+      places.push_back(i);
+    }
     // A sample without any label would teach nothing.
-    if (any_ < 0)
-      forced_ = static_cast<int64_t>(
-          upper_half_of_product(word_of(draw(context_)), static_cast<uint64_t>(context_)));
+    if (!places.empty()) forced_ = places[upper_half_of_product(word_of(draw(o.context)), places.size())];
   }
 
   Change change(int64_t i) const {
     const auto words = draw(i);
-    if (!chosen(words) && i != forced_) return Change::untouched;
+    if (is_special(i) || (!chosen(words) && i != forced_)) return Change::untouched;
     const float kind = uniform_of(words[1]);
     return kind < 0.8f ? Change::masked : kind < 0.9f ? Change::random : Change::kept;
   }
-  int32_t random_token(int64_t i) const {
-    return static_cast<int32_t>(static_cast<uint64_t>(draw(i)[2]) * static_cast<uint64_t>(vocabulary_) >> 32);
+  int32_t random_token(int64_t i, int64_t vocabulary) const {
+    const auto choices = static_cast<uint64_t>(vocabulary) - special_.size();
+    auto token = static_cast<int32_t>(static_cast<uint64_t>(draw(i)[2]) * choices >> 32);
+    for (const int32_t special : special_) token += token >= special ? 1 : 0;
+    return token;
   }
   int64_t labelled() const {
     int64_t count = 0;
-    for (int64_t i = 0; i < context_; ++i) count += change(i) != Change::untouched ? 1 : 0;
+    for (int64_t i = 0; i < static_cast<int64_t>(tokens_.size()); ++i)
+      count += change(i) != Change::untouched ? 1 : 0;
     return count;
   }
 
@@ -70,13 +80,21 @@ class Masking {
   bool chosen(const std::array<uint32_t, 4>& words) const {
     return static_cast<double>(uniform_of(words[0])) < share_;
   }
+  bool is_special(int64_t i) const {
+    return std::binary_search(special_.begin(), special_.end(), tokens_[static_cast<size_t>(i)]);
+  }
 
   double share_;
-  int64_t context_, vocabulary_;
+  std::span<const int32_t> tokens_, special_;
   uint64_t sample_;
   PhiloxKey key_;
-  int64_t any_ = -1, forced_ = -1;
+  int64_t forced_ = -1;
 };
+
+// Where the window of sample `index` begins in its split.
+int64_t window_start(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
+  return sample_start(o, corpus.view(o.split).count - tokens_of_sample(o) + 1, index);
+}
 
 // Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
 // epoch decide; those held out come once, as they stand. Nothing: the holdout has ended.
@@ -105,10 +123,10 @@ void copy_example(const Example& example, int64_t count, int32_t* inputs, int32_
 }
 
 // A window of text, or of token ids.
-void fill_window(const Corpus& corpus, const SamplerOptions& o, int64_t index, int32_t* inputs,
-                 int32_t* labels) {
+void fill_window(const Corpus& corpus, const SamplerOptions& o, std::span<const int32_t> special,
+                 int64_t index, int32_t* inputs, int32_t* labels) {
   const TokenView tokens = corpus.view(o.split);
-  const int64_t start = sample_start(o, tokens.count - tokens_of_sample(o) + 1, index);
+  const int64_t start = window_start(corpus, o, index);
   tokens.copy(start, o.context, inputs);
   if (o.objective == Objective::next_token) tokens.copy(start + 1, o.context, labels);
   for (int64_t i = 0; i < o.context; ++i)
@@ -122,12 +140,13 @@ void fill_window(const Corpus& corpus, const SamplerOptions& o, int64_t index, i
                  corpus.name(), last, start + o.context, name_of(o.split), corpus.vocabulary_size());
     return;
   }
-  const Masking masking(o, corpus.vocabulary_size(), index);
+  const std::vector<int32_t> given(inputs, inputs + o.context);
+  const Masking masking(o, given, special, index);
   for (int64_t i = 0; i < o.context; ++i) {
     const Change change = masking.change(i);
     labels[i] = change == Change::untouched ? kIgnoredLabel : inputs[i];
     if (change == Change::masked) inputs[i] = o.mask_token;
-    if (change == Change::random) inputs[i] = masking.random_token(i);
+    if (change == Change::random) inputs[i] = masking.random_token(i, corpus.vocabulary_size());
   }
 }
 
@@ -171,7 +190,8 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
   if (o.objective == Objective::masked) {
     if (!(o.mask_share > 0 && o.mask_share <= 1))
       fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
-    if (o.mask_token < 0) o.mask_token = static_cast<int32_t>(corpus.vocabulary_size());
+    if (o.mask_token < 0)
+      o.mask_token = corpus.special_tokens().mask.value_or(static_cast<int32_t>(corpus.vocabulary_size()));
   }
   require_samples(corpus, o);
   elements_of({o.batch, o.context});  // refuses a batch of more tokens than can be counted
@@ -215,6 +235,13 @@ int64_t sample_start(const SamplerOptions& o, int64_t positions, int64_t index) 
 
 Samples::Samples(const Corpus& corpus, const SamplerOptions& options)
     : corpus_(corpus), options_(completed(corpus, options)) {
+  if (options_.objective == Objective::masked) {
+    special_ = corpus.special_tokens().all;
+    const auto at = std::lower_bound(special_.begin(), special_.end(), options_.mask_token);
+    const bool own = options_.mask_token >= corpus.vocabulary_size();
+    if (!own && (at == special_.end() || *at != options_.mask_token))
+      special_.insert(at, options_.mask_token);
+  }
   if (options_.split == Split::train) add_rows(corpus);
 }
 
@@ -270,7 +297,7 @@ void Samples::fill_examples(const Corpus& corpus, int64_t number, int32_t* input
 void Samples::fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const {
   const auto& [corpus, index] = corpus_.sample(options_.split, number);
   if (corpus.has_examples()) return fill_examples(corpus, index, inputs, labels, starts);
-  fill_window(corpus, options_, index, inputs, labels);
+  fill_window(corpus, options_, special_, index, inputs, labels);
   if (starts != nullptr) std::fill_n(starts, options_.context, 0);
 }
 
@@ -283,9 +310,10 @@ int64_t Samples::labelled(int64_t number) const {
       count += counted_labels(example, options_.context);
     return count;
   }
-  if (options_.objective == Objective::masked)
-    return Masking(options_, corpus.vocabulary_size(), index).labelled();
-  return options_.context;
+  if (options_.objective == Objective::next_token) return options_.context;
+  std::vector<int32_t> tokens(static_cast<size_t>(options_.context));
+  corpus.view(options_.split).copy(window_start(corpus, options_, index), options_.context, tokens.data());
+  return Masking(options_, tokens, special_, index).labelled();
 }
 
 Batch Samples::batch(int64_t cursor) const {

@@ -33,6 +33,7 @@ class Samples {
   SamplerOptions options_;
   std::map<const Corpus*, PackedRows> rows_;  // of those that pack; empty: samples are not shared
   PackedExamples packed_;
+  std::vector<int32_t> special_;  // tokens that are not masked, ascending
 };
 
 }  // namespace het

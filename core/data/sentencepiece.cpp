@@ -23,6 +23,16 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::string_view kind() const override { return "sentencepiece"; }
   int64_t vocabulary_size() const override { return processor_.GetPieceSize(); }
+  SpecialTokens special_tokens() const override {
+    SpecialTokens special;
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      const std::string& piece = processor_.IdToPiece(id);
+      const bool hides = piece == "[MASK]" || piece == "<mask>";
+      if (hides) special.mask = id;
+      if (hides || processor_.IsControl(id) || processor_.IsUnknown(id)) special.all.push_back(id);
+    }
+    return special;
+  }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int32_t> ids;

@@ -1,6 +1,7 @@
 #include "core/data/tokenizer.h"
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 
 #include "core/base/error.h"
@@ -109,6 +110,19 @@ const std::string& text_member(const Json& json, const char* name, std::string_v
 }
 
 }  // namespace
+
+SpecialTokens special_tokens_among(std::span<const std::string> tokens) {
+  constexpr std::array kSpecial = {"<|endoftext|>", "<s>",   "</s>",  "<pad>", "<unk>",
+                                   "[PAD]",         "[UNK]", "[CLS]", "[SEP]"};
+  SpecialTokens special;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool hides = tokens[i] == "<mask>" || tokens[i] == "[MASK]";
+    if (hides) special.mask = static_cast<int32_t>(i);
+    if (hides || std::find(kSpecial.begin(), kSpecial.end(), tokens[i]) != kSpecial.end())
+      special.all.push_back(static_cast<int32_t>(i));
+  }
+  return special;
+}
 
 size_t checked_id(int32_t id, const Tokenizer& tokenizer) {
   if (id < 0 || id >= tokenizer.vocabulary_size())

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,12 @@
 #include "core/io/utf8.h"
 
 namespace het {
+
+// Tokens that are no text, such as [CLS].
+struct SpecialTokens {
+  std::optional<int32_t> mask;  // hides another token, as [MASK] does
+  std::vector<int32_t> all;     // ascending, with the mask
+};
 
 class Tokenizer {
  public:
@@ -28,6 +35,8 @@ class Tokenizer {
   virtual std::vector<int32_t> prefix() const { return {}; }
   // Texts that are one token wherever they stand, such as "<|im_end|>".
   virtual std::vector<std::string> added_tokens() const { return {}; }
+  // Throws Error(usage) for a mask that is named and not in the vocabulary.
+  virtual SpecialTokens special_tokens() const { return {}; }
   // Files that belong to it in its folder, such as tokenizer_config.json: text by name; null: none.
   virtual const Json& files() const {
     static const Json none;

@@ -30,7 +30,16 @@ uint8_t combining_class(char32_t c) {
 constexpr char32_t kS = 0xAC00, kL = 0x1100, kV = 0x1161, kT = 0x11A7;
 constexpr char32_t kLCount = 19, kVCount = 21, kTCount = 28, kSCount = kLCount * kVCount * kTCount;
 
-void decompose(char32_t c, std::u32string& to) {
+void decompose(char32_t c, bool compatibly, std::u32string& to) {
+  if (compatibly) {
+    const unicode::Compatible* form =
+        std::lower_bound(std::begin(unicode::kCompatible), std::end(unicode::kCompatible), c,
+                         [](const unicode::Compatible& f, char32_t value) { return f.whole < value; });
+    if (form != std::end(unicode::kCompatible) && form->whole == c) {
+      to.append(unicode::kCompatibleParts + form->first, form->count);
+      return;
+    }
+  }
   if (c >= kS && c < kS + kSCount) {
     const char32_t index = c - kS;
     to += kL + index / (kVCount * kTCount);
@@ -45,8 +54,8 @@ void decompose(char32_t c, std::u32string& to) {
     to += c;
     return;
   }
-  decompose(step->first, to);
-  if (step->second != 0) decompose(step->second, to);
+  decompose(step->first, compatibly, to);
+  if (step->second != 0) decompose(step->second, compatibly, to);
 }
 
 // The character that the two make; 0: none.
@@ -66,9 +75,9 @@ char32_t composed(char32_t a, char32_t b) {
 }
 
 // Unicode Standard Annex 15: decompose, order marks by their class, compose.
-std::u32string decomposed(std::u32string_view from) {
+std::u32string decomposed(std::u32string_view from, bool compatibly = false) {
   std::u32string text;
-  for (const char32_t c : from) decompose(c, text);
+  for (const char32_t c : from) decompose(c, compatibly, text);
   for (size_t begin = 0; begin < text.size();) {
     size_t end = begin + 1;
     if (combining_class(text[begin]) != 0) {
@@ -105,10 +114,10 @@ std::u32string composed(const std::u32string& text) {
   return result;
 }
 
-// The text in runs, each made canonical separately. No character below `first_mark` is joined to
+// The text in runs, each normalised separately. No character below `first_mark` is joined to
 // the one before it, and none is changed.
 template <typename Form>
-std::string canonical(std::string_view text, char32_t first_mark, const Form& form) {
+std::string normal(std::string_view text, char32_t first_mark, const Form& form) {
   std::string result;
   result.reserve(text.size());
   std::u32string run;
@@ -156,12 +165,25 @@ bool is_space(char32_t c) {
 
 std::string nfc(std::string_view text) {
   constexpr char32_t kFirstMark = 0x300;
-  return canonical(text, kFirstMark, [](const std::u32string& run) { return composed(decomposed(run)); });
+  return normal(text, kFirstMark, [](const std::u32string& run) { return composed(decomposed(run)); });
 }
 
 std::string nfd(std::string_view text) {
   constexpr char32_t kFirstDecomposed = 0xC0;
-  return canonical(text, kFirstDecomposed, [](const std::u32string& run) { return decomposed(run); });
+  return normal(text, kFirstDecomposed, [](const std::u32string& run) { return decomposed(run); });
+}
+
+namespace {
+constexpr char32_t kFirstCompatible = 0xA0;
+}
+
+std::string nfkc(std::string_view text) {
+  return normal(text, kFirstCompatible,
+                [](const std::u32string& run) { return composed(decomposed(run, true)); });
+}
+
+std::string nfkd(std::string_view text) {
+  return normal(text, kFirstCompatible, [](const std::u32string& run) { return decomposed(run, true); });
 }
 
 void append_lower(std::string& to, char32_t c) {

@@ -1,4 +1,4 @@
-// What tokenizers ask of characters: their general category and lower case, and the canonical forms of a
+// What tokenizers ask of characters: their general category and lower case, and the normalization forms of a
 // text.
 #pragma once
 
@@ -47,9 +47,11 @@ bool is_letter(char32_t c);  // general category L*
 bool is_number(char32_t c);  // general category N*
 bool is_space(char32_t c);   // property White_Space
 
-// Normalization Forms C and D. Bytes that are not UTF-8 stay as they are.
+// Normalization Forms C, D, KC and KD. Bytes that are not UTF-8 stay as they are.
 std::string nfc(std::string_view text);
 std::string nfd(std::string_view text);
+std::string nfkc(std::string_view text);
+std::string nfkd(std::string_view text);
 // Appends the lower case of a character, whatever stands beside it.
 void append_lower(std::string& to, char32_t c);
 

@@ -1,4 +1,4 @@
-"""Writes unicode_tables.h: categories, canonical forms and lower case of the Unicode version that this Python knows.
+"""Writes unicode_tables.h: categories, canonical and compatible forms and lower case of the Unicode version that this Python knows.
 
 usage: python3 core/data/unicode.py > core/data/unicode_tables.h
 """
@@ -39,6 +39,12 @@ def decomposition(c):
     return [int(word, 16) for word in words]
 
 
+def compatible():
+    """By code point that has a compatible decomposition: all of it, as code points."""
+    return {c: [ord(part) for part in unicodedata.normalize('NFKD', chr(c))] for c in range(0x110000)
+            if unicodedata.decomposition(chr(c)).startswith('<')}
+
+
 def lower_cases():
     """Runs (first, last, step, difference) of code points that have one other as their lower case."""
     runs = []
@@ -69,13 +75,17 @@ def main():
             composes = len(parts) == 2 and unicodedata.normalize('NFC', ''.join(map(chr, parts))) == chr(c)
             steps.append(f'{{0x{c:X}, 0x{parts[0]:X}, 0x{parts[1] if len(parts) > 1 else 0:X}, '
                          f'{"true" if composes else "false"}}},')
+    forms, parts_of_all = [], []
+    for c, parts in compatible().items():
+        forms.append(f'{{0x{c:X}, {len(parts_of_all)}, {len(parts)}}},')
+        parts_of_all += [f'0x{part:X},' for part in parts]
     sys.stdout.write(TEMPLATE % {'version': unicodedata.unidata_version, 'categories': categories, 'classes': classes,
-                                 'steps': lines(steps), 'lower': lines(
+                                 'steps': lines(steps), 'forms': lines(forms), 'parts': lines(parts_of_all), 'lower': lines(
                                      f'{{0x{first:X}, 0x{last:X}, {step}, {difference}}},' for first, last, step, difference in lower_cases())})
 
 
-TEMPLATE = '''// Unicode %(version)s: general categories, canonical combining classes, canonical decompositions and lower case,
-// ascending.
+TEMPLATE = '''// Unicode %(version)s: general categories, canonical combining classes, canonical and compatible decompositions and
+// lower case, ascending.
 // Written by unicode.py.
 #pragma once
 
@@ -94,6 +104,12 @@ struct Step {
   bool composes;
 };
 
+// A compatible decomposition: kCompatibleParts from `first` on.
+struct Compatible {
+  char32_t whole;
+  uint16_t first, count;
+};
+
 // Every `step`-th code point of these has the one `difference` after it as its lower case.
 struct Lower {
   char32_t first, last, step;
@@ -107,6 +123,10 @@ inline constexpr Range kCombiningClasses[] = {  // others: 0
 %(classes)s};
 inline constexpr Step kSteps[] = {
 %(steps)s};
+inline constexpr Compatible kCompatible[] = {
+%(forms)s};
+inline constexpr char32_t kCompatibleParts[] = {
+%(parts)s};
 inline constexpr Lower kLower[] = {
 %(lower)s};
 // clang-format on

@@ -42,7 +42,6 @@ function Corpus:sampler(settings)
     seed = settings.seed, start = settings.start, first = settings.first, count = settings.count,
     objective = self.objective == "masked" and "masked" or nil,
     mask_share = self.arguments.mask_share,
-    mask_token = self.objective == "masked" and self.vocab - 1 or nil,
   }
 end
 
@@ -152,9 +151,15 @@ function Corpus:cuts(context)
     examples, self.native.name, context, empty > 0 and (", and %d have nothing left to learn"):format(empty) or "")
 end
 
+-- A corpus, and its vocabulary: where tokens are masked and the tokenizer has no mask, one more.
+local function opened(settings, objective)
+  local corpus = native.corpus(settings)
+  return corpus, corpus.vocab + (objective == "masked" and not corpus.mask_token and 1 or 0)
+end
+
 -- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
 local function open(constructor, settings, arguments, objective)
-  local ok, result = pcall(native.corpus, settings)
+  local ok, result, vocab = pcall(opened, settings, objective)
   if not ok then
     local message, kind = errors.describe(result)
     if kind ~= "usage" then error(result, 0) end
@@ -163,7 +168,7 @@ local function open(constructor, settings, arguments, objective)
   end
   return setmetatable({
     native = result, arguments = arguments, objective = objective,
-    vocab = result.vocab + (objective == "masked" and 1 or 0), known = result.known, tokens = result.tokens,
+    vocab = vocab, known = result.known, tokens = result.tokens,
     examples = result.examples,
   }, Corpus)
 end
@@ -245,7 +250,8 @@ masked_fields[#masked_fields + 1] =
 data.masked = define.constructor {
   name = "data.masked",
   instead = not_packed,
-  sentence = "Text with tokens to be guessed, as BERT is trained; its vocabulary has one token more, the mask.",
+  sentence = "Text with tokens to be guessed, as BERT is trained. They are hidden by the tokenizer's mask, such as "
+    .. "[MASK]; where it has none, as of characters and bytes, the vocabulary has one token more.",
   example = 'data.masked { path = "shakespeare.txt" }',
   kind = "corpus", positional = 1, fields = masked_fields, check = check_text("data.masked"),
   build = function(a) return open_text("data.masked", a, "masked") end,
@@ -351,6 +357,7 @@ data.mixture = define.constructor {
     .. "hold in every batch as nearly as they can. What is held out of them is mixed alike.",
   example = 'data.mixture { { data.tokens "web.bin", 0.7 }, { data.tokens "code.bin", 0.3 } }',
   kind = "corpus", fields = {}, list = { "list", "corpora with their shares", least = 1 }, check = check_mixture,
+  instead = { packing = "data.jsonl { packing = true } of the sources whose examples shall share rows" },
   build = function(a)
     local settings, first = { kind = "mixture", sources = {} }, a[1][1]
     for i, source in ipairs(a) do settings.sources[i] = { corpus = source[1].native, weight = source[2] } end

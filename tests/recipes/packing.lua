@@ -5,6 +5,7 @@ local opt = het.options {
   model   = { "gpt", "which" },
   data    = { "examples.jsonl", "examples", path = "read" },
   packing = { false, "several examples share a row" },
+  mixed   = { "", "a mixture of `data`, packed, and others.jsonl: packed, apart or text" },
   batch   = { 4, "rows of a step" },
   context = { 32, "tokens of a row" },
   steps   = { 4, "optimizer steps" },
@@ -14,6 +15,12 @@ local opt = het.options {
 }
 
 local corpus = het.data.jsonl { path = opt.data, tokenizer = "byte", ending = ".", holdout = 0, packing = opt.packing }
+local function mixture()
+  local others = { path = "others.jsonl", tokenizer = "byte", holdout = 0 }
+  if opt.mixed ~= "text" then others.ending, others.packing = ".", opt.mixed == "packed" end
+  return het.data.mixture { { corpus, 2 }, { het.data[opt.mixed == "text" and "text" or "jsonl"](others), 1 } }
+end
+if opt.mixed ~= "" then corpus = mixture() end
 local size = { vocab = corpus.vocab, context = opt.context, width = 16, layers = 2, heads = 2 }
 local function sized(more)
   local arguments = {}

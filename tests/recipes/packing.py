@@ -116,6 +116,27 @@ class Packing(unittest.TestCase):
                 self.assertEqual(len(begun), 4)
                 self.assert_alike(whole, rest, f'{first}, then {then}')   # the metrics go on, too
 
+    def test_a_mixture_packs_the_sources_that_say_so_and_goes_on_under_another_plan(self):
+        self.put('many.jsonl', [1 + i * 13 % 30 for i in range(60)])
+        self.put('others.jsonl', [1 + i * 7 % 15 for i in range(50)])
+        runs = {}
+        for mixed in ('packed', 'apart', 'text'):
+            words = ('--packing', '--data=many.jsonl', f'--mixed={mixed}')
+            runs[mixed] = whole = self.steps(*words, '--steps=6')
+            self.assertIn('60 examples share' if mixed != 'packed' else '110 examples share', self.hetrun(*words, '--steps=1'))
+            for first, then in (('one', 'data'), ('tensor', 'pipeline')):
+                with self.subTest(mixed=mixed, first=first, then=then):
+                    workers = {plan: () if plan == 'one' else ('--workers=2',) for plan in (first, then)}
+                    save = f'--save={mixed}-{first}'
+                    begun = self.steps(*words, '--steps=3', save, f'--plan={first}', workers=workers[first])
+                    rest = self.steps(*words, '--steps=6', save, '--resume', f'--plan={then}', workers=workers[then])
+                    self.assertEqual(len(begun), 3)
+                    self.assert_alike(whole, rest, f'{mixed}: {first}, then {then}')
+        self.assertNotEqual(runs['packed'], runs['apart'])
+        self.assertIn('packed-one has sources 1, 2 packed of 2 in its mixture, this run source 1 packed of 2; go on with the same '
+                      '`packing` of each', self.hetrun('--packing', '--data=many.jsonl', '--mixed=apart', '--save=packed-one',
+                                                       '--steps=7', '--resume', code=2))
+
     def test_a_run_goes_on_with_the_rows_that_it_began_with(self):
         self.hetrun('--packing', '--save=rows', '--steps=2')
         self.assertIn('rows counts packed rows of 32 tokens, this run samples that are not packed; go on with the same `packing` and '
@@ -144,6 +165,8 @@ class Packing(unittest.TestCase):
                  '%s }\n')
         self.assertIn("unknown field 'packing'; use data.jsonl, whose examples can share a row",
                       self.refusal('return het.data.text { path = "examples.jsonl", packing = true }'))
+        self.assertIn("unknown field 'packing'; use data.jsonl { packing = true } of the sources",
+                      self.refusal('return het.data.mixture { { het.data.text "packing.lua", 1 }, packing = true }'))
         self.assertIn("the model, nn.bert, lets tokens see those of other examples; causal attention does not",
                       self.refusal(train % 'het.nn.bert { vocab = corpus.vocab, context = 32, width = 8, layers = 1, heads = 1 }'))
         own = 'het.nn.sequential { het.nn.embedding(corpus.vocab, 8), %s, het.nn.linear(8, corpus.vocab) }'

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Token ids of hetrun equal those of the `tokenizers` package, for tokenizers built as those of the families are: GPT-2's, Llama 2's and
-3's, Qwen's, Gemma's, GPT-NeoX's, SmolLM's, Phi's, BERT's, and Unigram's. English, code, Chinese, emoji, random characters and bytes; and what is decoded is the
+3's, Qwen's, Gemma's, GPT-NeoX's, SmolLM's, Phi's, BERT's, T5's, XLM-R's, ALBERT's, and Unigram's. English, code, Chinese, emoji, random characters and bytes; and what is decoded is the
 same.
 
 usage: tokenizer_ids.py HETRUN [--megabytes N] [names]    (exit code 77: tokenizers is not installed)
 """
+import io
 import json
 import pathlib
 import random
@@ -18,6 +19,10 @@ try:
 except ImportError:
     print('tokenizers is not installed: skipped')
     sys.exit(77)
+try:
+    import sentencepiece as spm
+except ImportError:
+    spm = None
 
 HERE = pathlib.Path(__file__).resolve().parent
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -91,10 +96,56 @@ def word_piece(**how):
                                                 limit_alphabet=300, show_progress=False)
 
 
-def unigram(normalizer=None, fallback=False):
+def fields(message):
+    """(number, content) of what has a length in a protocol buffer's message."""
+    at = 0
+
+    def number():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        tag = number()
+        if tag & 7 == 0:
+            number()
+        else:
+            size = number() if tag & 7 == 2 else {1: 8, 5: 4}[tag & 7]
+            if tag & 7 == 2:
+                yield tag >> 3, message[at:at + size]
+            at += size
+
+
+def precompiled(rule):
+    """The map of a SentencePiece model: ModelProto.normalizer_spec.precompiled_charsmap."""
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(['the of and to in a is that'] * 20), model_writer=model, vocab_size=20,
+                                   hard_vocab_limit=False, normalization_rule_name=rule, minloglevel=2)
+    spec = dict(fields(model.getvalue()))[3]
+    return normalizers.Precompiled(dict(fields(spec))[2])
+
+
+def albert():
+    return normalizers.Sequence([
+        normalizers.Replace('``', '"'), normalizers.Replace("''", '"'), normalizers.NFKD(), normalizers.StripAccents(),
+        normalizers.Lowercase(), precompiled('nmt_nfkc_cf'), normalizers.Replace(Regex(' {2,}'), ' ')])
+
+
+def xlm_r():
+    return normalizers.Sequence([precompiled('nmt_nfkc'), normalizers.Strip(left=False, right=True),
+                                 normalizers.Replace(Regex(' {2,}'), MARK)])
+
+
+def unigram(normalizer=None, fallback=False, before=()):
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(MARK)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.Metaspace(MARK)])
     tokenizer.decoder = llama2_decoder() if fallback else decoders.Metaspace(MARK)
     tokens = ['<s>', '</s>', '<unk>'] + ([f'<0x{b:02X}>' for b in range(256)] if fallback else [])
     return tokenizer, trainers.UnigramTrainer(vocab_size=1500, unk_token='<unk>', special_tokens=tokens, show_progress=False)
@@ -135,7 +186,17 @@ CASES = {
     'Unigram of lower case': lambda: unigram(normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase(),
                                                                    normalizers.Strip()])),
     'Unigram with bytes': lambda: unigram(fallback=True),
+    'Unigram, NFKC': lambda: unigram(normalizers.NFKC()),
 }
+if spm:
+    CASES.update({
+        'T5': lambda: unigram(precompiled('nmt_nfkc'), before=[pre_tokenizers.WhitespaceSplit()]),
+        'XLM-R': lambda: unigram(xlm_r()),
+        'ALBERT': lambda: unigram(albert()),
+        'SentencePiece, NFKC of lower case': lambda: unigram(precompiled('nfkc_cf')),
+    })
+else:
+    print('sentencepiece is not installed: T5, XLM-R and ALBERT are left out')
 
 
 def make(case, training, folder):

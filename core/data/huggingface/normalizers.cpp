@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
+#include <optional>
 #include <utility>
 
+#include "core/base/base64.h"
+#include "core/data/huggingface/precompiled.h"
 #include "core/data/unicode.h"
 #include "core/io/utf8.h"
 
@@ -99,10 +103,23 @@ std::string stripped(std::string_view text, bool left, bool right) {
   return std::string(text.substr(begin, end - begin));
 }
 
+Normalizer precompiled(const Part& given) {
+  if (!given.present()) return [](std::string text) { return text; };
+  const std::optional<std::string> bytes = from_base64(given.text());
+  if (!bytes) fail_usage("{}: it is not base64", given.name);
+  if (bytes->empty()) return [](std::string text) { return text; };
+  return [map = std::make_shared<PrecompiledMap>(*bytes, given.name)](const std::string& text) {
+    return map->apply(text);
+  };
+}
+
 Normalizer normalizer_of(const Part& step) {
   const std::string type = step.type();
   if (type == "NFC") return [](const std::string& text) { return nfc(text); };
   if (type == "NFD") return [](const std::string& text) { return nfd(text); };
+  if (type == "NFKC") return [](const std::string& text) { return nfkc(text); };
+  if (type == "NFKD") return [](const std::string& text) { return nfkd(text); };
+  if (type == "Precompiled") return precompiled(step["precompiled_charsmap"]);
   if (type == "Lowercase") return [](const std::string& text) { return lower(text); };
   if (type == "StripAccents")
     return [](const std::string& text) {
@@ -118,11 +135,7 @@ Normalizer normalizer_of(const Part& step) {
   if (type == "Replace")
     return [pattern = Finder::of(step["pattern"]), content = step["content"].text()](
                const std::string& text) { return replaced(text, pattern, content); };
-  step.refuse(fmt::format("the normalizer '{}'{}", type,
-                          type == "Precompiled"
-                              ? " (a SentencePiece model file with it is read by tokenizer = "
-                                "\"sentencepiece\")"
-                              : ""));
+  step.refuse(fmt::format("the normalizer '{}'", type));
 }
 
 }  // namespace

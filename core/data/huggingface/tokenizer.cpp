@@ -10,6 +10,7 @@
 #include "core/data/huggingface/model.h"
 #include "core/data/huggingface/normalizers.h"
 #include "core/data/huggingface/pre_tokenizers.h"
+#include "core/data/huggingface/special_tokens.h"
 #include "core/data/tokenizer_kinds.h"
 #include "core/io/file.h"
 
@@ -77,6 +78,7 @@ class JsonTokenizer final : public Tokenizer {
     return texts;
   }
   const Json& files() const override { return files_; }
+  SpecialTokens special_tokens() const override { return special_tokens_in(text_, files_); }
 
   Json to_json() const override {
     Json json = Json::object_t{{"kind", "huggingface"}, {"json", text_}};

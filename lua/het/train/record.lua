@@ -13,7 +13,7 @@ function record.of(run)
   run.config = run.config or files.config(run.arguments.model)
   local kept = evaluation.numbers(run)
   kept.precision, kept.config = run.arguments.precision, run.config
-  kept.packed = packing.context(run)
+  kept.packed, kept.packed_sources = packing.context(run), packing.sources(run)
   return native.json_encode(kept)
 end
 
@@ -24,6 +24,9 @@ local finite = { best = true, validation = true, lowest = true }
 
 local function problem_of(name, value)
   if texts[name] then return type(value) ~= "string" and "a text" or nil end
+  if name == "packed_sources" then
+    return not (type(value) == "string" and value:match "^[01]+$") and "0 or 1 for each source" or nil
+  end
   local number = text.finite(value)
   if finite[name] then return not number and "a number" or nil end
   local is_whole = number and number >= 0 and number <= 2 ^ 53 and number % 1 == 0

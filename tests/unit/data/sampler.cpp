@@ -244,6 +244,65 @@ TEST_CASE("every masked sample has something to guess") {
     CHECK((batch.labels[0].at(2 * s) != kIgnoredLabel || batch.labels[0].at(2 * s + 1) != kIgnoredLabel));
 }
 
+TEST_CASE("special tokens are neither masked nor drawn, and the tokenizer's mask hides", "[masked]") {
+  const Scratch scratch;
+  std::string words, added, text;
+  for (const char* token : {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}) {
+    const auto id = std::count(words.begin(), words.end(), ':');
+    added +=
+        fmt::format(R"({}{{"id": {}, "content": "{}", "special": true}})", id > 0 ? ", " : "", id, token);
+    words += fmt::format(R"("{}": {}, )", token, id);
+  }
+  for (int i = 5; i < 20; ++i)
+    words += fmt::format(R"("{}": {}{})", static_cast<char>('a' + i), i, i < 19 ? ", " : "");
+  for (int i = 0; i < 4000; ++i)
+    text += i % 3 == 0 ? "[SEP] " : i % 11 == 0 ? "? " : fmt::format("{} ", static_cast<char>('f' + i % 15));
+  const Json vocabulary = Json::object_t{
+      {"kind", "huggingface"},
+      {"json", fmt::format(R"({{"added_tokens": [{}], "pre_tokenizer": {{"type": "BertPreTokenizer"}},
+                               "model": {{"type": "WordPiece", "vocab": {{{}}}}}}})",
+                           added, words)}};
+  const auto corpus =
+      Corpus::from_text({.path = scratch.put("text", text), .vocabulary = vocabulary, .holdout = 0});
+  CHECK(corpus->vocabulary_size() == 20);
+  CHECK(corpus->special_tokens().mask == 4);
+  CHECK(corpus->special_tokens().all == std::vector<int32_t>{0, 1, 2, 3, 4});
+
+  SamplerOptions options{.context = 64, .batch = 50, .seed = 4, .objective = Objective::masked};
+  std::map<int32_t, int> seen, hidden;
+  int chosen = 0, words_seen = 0;
+  for (Sampler sampler(corpus, options); sampler.cursor() < 500;) {
+    const Batch batch = sampler.next();
+    const std::vector<int32_t> inputs = numbers(batch.inputs), labels = numbers(batch.labels);
+    int64_t labelled = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const int32_t was = labels[i] == kIgnoredLabel ? inputs[i] : labels[i];
+      ++seen[was];
+      words_seen += was >= 5 ? 1 : 0;
+      if (labels[i] == kIgnoredLabel) continue;
+      ++labelled;
+      ++chosen;
+      REQUIRE(labels[i] >= 5);
+      REQUIRE(inputs[i] >= 4);
+      ++hidden[inputs[i]];
+    }
+    CHECK(labelled == batch.labelled);
+  }
+  CHECK(seen[1] > 500);  // there are special tokens to spare
+  CHECK(seen[3] > 5000);
+  CHECK(seen[4] == 0);
+  CHECK(static_cast<double>(chosen) / words_seen == Approx(0.15).margin(0.01));
+  CHECK(static_cast<double>(hidden[4]) / chosen == Approx(0.8).margin(0.03));
+  for (int32_t token = 5; token < 20; ++token) CHECK(hidden[token] > 0);  // each may be drawn
+
+  // A text of special tokens alone has nothing to guess.
+  const auto special = Corpus::from_text(
+      {.path = scratch.put("special", "[SEP] [SEP] [CLS] [MASK]"), .vocabulary = vocabulary, .holdout = 0});
+  const Batch batch = make_batch(*special, {.context = 4, .objective = Objective::masked}, 0);
+  CHECK(batch.labelled == 0);
+  CHECK(numbers(batch.inputs) == std::vector<int32_t>{3, 3, 2, 4});
+}
+
 TEST_CASE("a token outside the vocabulary is an error where it is met, again and again") {
   const Scratch scratch;
   const std::string path = scratch.put("bad.bin", std::string("\1\0\2\0\3\0\xff\xff\4\0", 10));

@@ -68,6 +68,39 @@ TEST_CASE("expressions that are wrong or not known are refused") {
              Contains("tries too much"));
 }
 
+TEST_CASE("special tokens are those that the files name and mark", "[masked]") {
+  const auto special = [](const Json& files, const std::string& added = "") {
+    return tokenizer_from_json(
+               Json::object_t{{"kind", "huggingface"},
+                              {"json", fmt::format(R"({{"added_tokens": [{}], "model": {{"type": "WordPiece",
+                                  "vocab": {{"[UNK]": 0, "a": 1, "<m>": 2, "<s>": 3, "b": 4}}}}}})",
+                                                   added)},
+                              {"files", files}},
+               "'v'")
+        ->special_tokens();
+  };
+  const Json none = Json::object();
+  const auto file = [](const char* name, const char* text) { return Json::object_t{{name, text}}; };
+  CHECK(special(none).all.empty());
+  CHECK(!special(none).mask);
+  CHECK(special(none, R"({"id": 7, "content": "<mask>", "special": true})").mask == 7);
+  CHECK(!special(none, R"({"id": 7, "content": "<mask>"})").mask);
+  const auto found =
+      special(file("tokenizer_config.json",
+                   R"({"mask_token": {"content": "<m>"}, "unk_token": "[UNK]", "pad_token": null,
+           "add_bos_token": true, "eos_token": "not there", "additional_special_tokens": ["b", {"content": "<x>"}]})"),
+              R"({"id": 9, "content": "<x>"}, {"id": 8, "content": "<y>", "special": true})");
+  CHECK(found.mask == 2);
+  CHECK(found.all == Ids{0, 2, 4, 8, 9});
+  CHECK(special(
+            file("special_tokens_map.json", R"({"mask_token": "<m>", "extra_special_tokens": {"s": "<s>"}})"))
+            .all == Ids{2, 3});
+  CHECK(error_of([&] { special(file("special_tokens_map.json", R"({"mask_token": "[MASK]"})")); }) ==
+        "usage: the tokenizer's mask_token '[MASK]' is not in its vocabulary");
+  CHECK_THAT(error_of([&] { special(file("special_tokens_map.json", "{")); }),
+             Contains("special_tokens_map.json"));
+}
+
 TEST_CASE("text is composed as Unicode says") {
   CHECK(nfc("e\u0301 a\u0323\u0302 \u1100\u1161\u11A8 \u212B") == "\u00E9 \u1EAD \uAC01 \u00C5");
   CHECK(nfc("a\u0302\u0323") == "\u1EAD");     // marks are ordered by their class
@@ -147,10 +180,8 @@ TEST_CASE("parts of a tokenizer.json that are not known are refused by name") {
     json.replace(json.find(from), from.size(), to);
     return error_of([&] { made(json); });
   };
-  CHECK_THAT(error(R"("type": "Prepend")", R"("type": "NFKC")"),
-             Contains("the normalizer 'NFKC' is not supported"));
-  CHECK_THAT(error(R"("type": "Prepend")", R"("type": "Precompiled")"),
-             Contains("tokenizer = \"sentencepiece\""));
+  CHECK_THAT(error(R"("type": "Prepend")", R"("type": "Nmt")"),
+             Contains("the normalizer 'Nmt' is not supported"));
   CHECK_THAT(error(R"("type": "BPE")", R"("type": "WordLevel")"),
              Contains("the model 'WordLevel' (BPE, WordPiece"));
   CHECK_THAT(error(R"("type": "BPE")", R"("type": "Unigram")"), Contains("model.vocab: a list is wanted"));
