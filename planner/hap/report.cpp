@@ -150,10 +150,9 @@ struct SimulatedGrid {
   GridProgram program;
   ProgramsTime time;
 };
-std::optional<SimulatedGrid> best_grid(const Request& request, const std::vector<Grid>& grids) {
+std::optional<SimulatedGrid> best_grid(const Request& request, std::vector<GridProgram> programs) {
   constexpr size_t kMostSimulated = 4;
   std::optional<SimulatedGrid> best;
-  std::vector<GridProgram> programs = programs_for(request, grids, true);
   for (size_t i = 0; i < std::min(programs.size(), kMostSimulated); ++i) try {
       ProgramsTime time = simulate_plan(request.table->graph(), programs[i].plan, *request.group);
       if (!best || is_better(time, best->time)) best = {std::move(programs[i]), std::move(time)};
@@ -231,8 +230,9 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   }
   const std::vector<Grid> grids = with_meshes ? grids_of(*request.group) : std::vector<Grid>{};
   const double begin = steady_seconds();
-  const auto grid = best_grid(request, grids);
+  std::vector<GridProgram> programs = programs_for(request, grids, true);
   if (!grids.empty()) report.mesh_seconds = steady_seconds() - begin;
+  const auto grid = best_grid(request, std::move(programs));
   if (grid) {
     const GridProgram& both = grid->program;
     report.meshes.push_back(

@@ -46,7 +46,7 @@ struct Report {
   std::vector<Compared> baselines;
   std::vector<Compared> meshes;  // of two axes: the best one that was simulated
   bool has_mesh = false;         // the plan is that one's
-  double mesh_seconds = 0;       // that the search for it took, simulations included
+  double mesh_seconds = 0;       // that the search for it took
   Plan plan;                     // what is best when it is run
   std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
   std::string too_large;         // why the fastest program was not taken, a sentence; empty: it fits

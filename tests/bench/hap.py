@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Sharding programs for HAP's four workloads: by the cost model, on its cluster of V100 and P100, against data parallelism, ZeRO,
 Megatron's tensor parallelism and HAP's published rules, with the proven bound and the seconds of the searches (each plan is found in
-a separate process; nothing is trained); and small ones run for real on slowed devices (sharding_runs.py). The last line is one JSON
-object.
+a separate process; nothing is trained); and small ones run for real on slowed devices (sharding_runs.py), `meshes` those of machines
+whose devices are closer to each other than the machines are. The last line is one JSON object.
 
-usage: hap.py HETRUN [--json] [--part=model|runs|gains|growth] [--gpus=8,16,32,64] [--only=WORKLOAD] [--trials=1]
+usage: hap.py HETRUN [--json] [--part=model|runs|meshes|gains|growth] [--gpus=8,16,32,64] [--only=WORKLOAD] [--trials=1]
 """
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -84,15 +85,21 @@ def gains(hetrun, given):
 
 
 def growth(hetrun, given):
-    """Seconds of a search, and of all of them, by depth and by devices."""
+    """Seconds of a search, of all of them, and of those along two axes, by depth and by devices: medians of --trials."""
     found = {}
-    say(f'{"workload":<8} {"layers":>6} {"GPUs":>4} {"table":>8} {"search":>8} {"searches":>8} {"all":>8}')
+    say(f'{"workload":<8} {"layers":>6} {"GPUs":>4} {"table":>8} {"search":>8} {"searches":>8} {"all":>8} {"two axes":>9}')
     settings = [(8, 12), (16, 12), (32, 12), (64, 12), (64, 6), (64, 24), (64, 48)]
-    for workload, gpus, layers, report in reports(hetrun, given, settings):
-        each = report['search_seconds'] / report['searches']
-        say(f'{workload:<8} {layers:>6} {gpus:>4} {report["table_seconds"]:>6.3f} s {each:>6.3f} s {report["searches"]:>8} '
-            f'{report["search_seconds"]:>6.2f} s')
-        found[f'{workload}_{layers}_{gpus}'] = {'search_seconds': each, 'all_seconds': report['search_seconds']}
+    taken = {}
+    for _ in range(int(given.get('trials', 1))):
+        for workload, gpus, layers, report in reports(hetrun, given, settings):
+            taken.setdefault((workload, layers, gpus), []).append(report)
+    for (workload, layers, gpus), several in taken.items():
+        def median(name, several=several):
+            return statistics.median(report[name] for report in several)
+        searches, every, mesh = several[0]['searches'], median('search_seconds'), median('mesh_search_seconds')
+        say(f'{workload:<8} {layers:>6} {gpus:>4} {median("table_seconds"):>6.3f} s {every / searches:>6.3f} s {searches:>8} '
+            f'{every:>6.2f} s {f"{mesh:.2f} s" if several[0]["meshes"] else "none":>9}')
+        found[f'{workload}_{layers}_{gpus}'] = {'search_seconds': every / searches, 'all_seconds': every, 'mesh_seconds': mesh}
     return {'growth': found}
 
 
@@ -127,9 +134,11 @@ def main():
         found.update(gains(str(hetrun), given))
     if given.get('part') == 'growth':
         found.update(growth(str(hetrun), given))
-    if given.get('part', 'runs') == 'runs':
+    part = given.get('part', 'runs')
+    if part in ('runs', 'meshes'):
+        settings = sharding_runs.SETTINGS if part == 'runs' else sharding_runs.MESHES
         with tempfile.TemporaryDirectory() as name:
-            found.update(sharding_runs.summary(sharding_runs.measure_all(hetrun, pathlib.Path(name), given.get('only', ''),
+            found.update(sharding_runs.summary(sharding_runs.measure_all(hetrun, pathlib.Path(name), settings, given.get('only', ''),
                                                                          int(given.get('trials', 1)))))
     print(json.dumps(found))
 

@@ -15,6 +15,7 @@ CLUSTERS = {
     '2 fast + 2 slow': [('fast', 2), ('slow', 2)],
     '1 fast + 3 old': [('fast', 1), ('old', 3)],
     '2 middle + 6 slow': [('middle', 2), ('slow', 6)],
+    '4 middle + 4 slow': [('middle', 4), ('slow', 4)],
 }
 TRANSFORMER = 'width = 64, heads = 4, layers = 4'
 # Models of HAP's four workloads, scaled down until a step takes a second or two at these rates; batch; MB/s between devices.
@@ -34,6 +35,13 @@ SETTINGS = [
     ('bert', '2 fast + 2 slow', 32, 200), ('bert', '2 middle + 6 slow', 32, 10), ('bert', '1 fast + 3 old', 32, 200),
     ('moe', '2 fast + 2 slow', 32, 200), ('moe', '2 middle + 6 slow', 32, 10), ('moe', '1 fast + 3 old', 32, 200),
 ]
+# Where devices of a machine are closer to each other than machines are: MB/s inside and between.
+MESHES = [
+    ('vgg19', '2 fast + 2 slow', 32, (200, 10)), ('vgg19', '4 middle + 4 slow', 32, (200, 20)),
+    ('vit', '2 fast + 2 slow', 32, (200, 10)), ('vit', '4 middle + 4 slow', 32, (200, 20)),
+    ('bert', '2 fast + 2 slow', 32, (200, 10)), ('bert', '4 middle + 4 slow', 32, (200, 20)),
+    ('moe', '2 fast + 2 slow', 32, (200, 10)), ('moe', '4 middle + 4 slow', 32, (200, 20)),
+]
 RECIPE = '''
 local het = require "het"
 local nn, data = het.nn, het.data
@@ -47,25 +55,26 @@ return het.train {
 TEXT = ''.join(f'{chr(32 + i % 90)}{chr(32 + i // 90)} the quick brown fox jumps over the lazy dog.\n' for i in range(900))
 
 
-def cluster_text(nodes, link):
+def cluster_text(nodes, inside, between):
     types = '\n'.join(f'  het.device_type {{ name = "{name}", f32 = "{TYPES[name] / SLOWER} GFLOP/s", memory = "2 GiB", memory_bandwidth = '
-                      f'"1 TB/s", efficiency = 1, bandwidth = "{link / SLOWER} MB/s", latency = "{200 * SLOWER} us" }},' for name, _ in nodes)
+                      f'"1 TB/s", efficiency = 1, bandwidth = "{inside / SLOWER} MB/s", latency = "{200 * SLOWER} us" }},' for name, _ in nodes)
     places = '\n'.join(f'  het.node {{ name = "{name}", type = "{name}", devices = {count} }},' for name, count in nodes)
-    return (f'local cluster = het.cluster {{ bandwidth = "{link / SLOWER} MB/s", latency = "{200 * SLOWER} us", all_reduce = "mesh",\n{types}\n'
+    return (f'local cluster = het.cluster {{ bandwidth = "{between / SLOWER} MB/s", latency = "{200 * SLOWER} us", all_reduce = "mesh",\n{types}\n'
             f'{places}\n}}\n')
 
 
-def measure(hetrun, folder, workload, nodes, batch, link, trials):
+def measure(hetrun, folder, workload, nodes, batch, links, trials):
     """By name of the plan: what it takes by the prediction, and for real. Equal plans are run once."""
     model, images = WORKLOADS[workload]
-    cluster = cluster_text(nodes, link)
+    cluster = cluster_text(nodes, *links)
     (folder / 'cluster.lua').write_text(f'local het = require "het"\n{cluster}return cluster\n')
     (folder / 'plain.lua').write_text(RECIPE % ('', model, images or MASKED, batch))
     words = [hetrun, 'plan', 'plain.lua', '--cluster=cluster.lua', '--quiet', '--json']
     answer = last_json([*words, '--policy=hap'], folder)
     report = answer['report']
     plans = {'synthesised': (answer['lua'], report['step_seconds'])}
-    plans.update({other['name']: (other['lua'], other['step_seconds']) for other in report['baselines'] if other['found']})
+    plans.update({other['name']: (other['lua'], other['step_seconds']) for other in report['baselines'] + report['meshes']
+                  if other['found']})
     code, out, _ = run([*words, '--policy=auto'], folder)
     if code == 0:
         auto = json.loads(out.splitlines()[-1])
@@ -88,15 +97,16 @@ def devices_of(plan):
             yield f'{node}:{number}'
 
 
-def measure_all(hetrun, folder, only='', trials=1):
+def measure_all(hetrun, folder, settings, only='', trials=1):
     (folder / 'text.txt').write_text(TEXT)
     found = {}
-    for workload, cluster, batch, link in SETTINGS:
-        name = f'{workload}, {cluster}, {link} MB/s'
+    for workload, cluster, batch, link in settings:
+        inside, between = link if isinstance(link, tuple) else (link, link)
+        name = f'{workload}, {cluster}, {inside} MB/s' if inside == between else f'{workload}, {cluster}, {inside} and {between} MB/s'
         if only not in name:
             continue
         say(name)
-        found[name] = measure(hetrun, folder, workload, CLUSTERS[cluster], batch, link, trials)
+        found[name] = measure(hetrun, folder, workload, CLUSTERS[cluster], batch, (inside, between), trials)
     return found
 
 

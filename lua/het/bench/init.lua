@@ -64,7 +64,7 @@ local scripts = {
   },
   hap = {
     "tests/bench/hap.py", "sharding programs for HAP's four workloads on its cluster, by the cost model "
-      .. "(also --gpus=8,64)",
+      .. "(also --gpus=8,64), and small ones for real; --part=model, runs, meshes, gains or growth",
   },
   recovery = {
     "tests/bench/recovery/run.py", "from a loss to the next step, the cost of snapshots, a day of spot machines (also "
