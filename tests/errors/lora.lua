@@ -3,7 +3,8 @@ local het = require "het"
 local nn = het.nn
 local base = nn.llama { vocab = 16, context = 8, width = 8, layers = 1, heads = 2 }
 local problems = {
-  nn.lora { model = base, targets = { "q_prj", "lm_head" } },
+  nn.lora { model = base, targets = { "q_prj", "norm" } },
+  nn.lora { model = nn.gpt { vocab = 16, context = 8, width = 8, layers = 1, heads = 2 }, targets = { "lm_head" } },
   nn.lora { model = base, targets = {} },
   nn.lora { model = nn.lora { model = base } },
   nn.lora { model = nn.layer_norm(8) },

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Adapters (nn.lora) of the families of huggingface.py, against PEFT: those that PEFT saved give the same logits in hetrun, those
 that hetrun saved in PEFT, merged ones in transformers; 20 steps from the same adapters give the same losses, on one device and
-under plans.
+under plans. Adapters of experts, whose weights transformers keep in one tensor, are those of a plain PyTorch model.
 
 usage: lora.py HETRUN [names of cases]    (exit code 77: transformers or peft is not installed)
 """
+import json
 import pathlib
 import struct
 import subprocess
@@ -13,22 +14,106 @@ import tempfile
 
 from families import PLANS, differences
 from huggingface import CASES, HERE, TOLERANCE, VOCAB, our_logits, spread, their_logits, torch
+from torch.nn.utils import parametrize
 
 try:
     import peft
+    import safetensors.torch
 except ImportError:
     print('peft is not installed: skipped')
     sys.exit(77)
 
 LLAMA = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 TARGETS = {
-    'gpt2': ['c_attn', 'c_proj', 'c_fc'], 'gpt2 exact gelu, untied': ['c_attn'], 'llama': LLAMA, 'llama biased': ['q_proj', 'v_proj'],
+    'gpt2': ['c_attn', 'c_proj', 'c_fc'], 'gpt2 exact gelu, untied': ['c_attn', 'lm_head'], 'llama': [*LLAMA, 'lm_head'],
+    'llama biased': ['q_proj', 'v_proj'],
     'mistral window': ['k_proj', 'down_proj'], 'qwen2': LLAMA, 'qwen3': LLAMA, 'olmo2': LLAMA, 'gemma2': LLAMA,
     'phi3': ['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj'],
     'gpt_neox': ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h'], 'mixtral': LLAMA[:4],
     'bert': ['query', 'value', 'dense'],
 }
 MORE_PLANS = {'sequence': 2, 'data': 2, 'sharded': 2}   # of one family
+
+
+# By family: the names of its experts in a block, of gate, up and down.
+EXPERTS = {'mixtral': ('block_sparse_moe', 'w1', 'w3', 'w2'), 'olmoe': ('mlp', 'gate_proj', 'up_proj', 'down_proj'),
+           'qwen3_moe': ('mlp', 'gate_proj', 'up_proj', 'down_proj')}
+RANK, ALPHA = 4, 6
+
+
+class LowRank(torch.nn.Module):
+    """What adapters add to the weights of all experts [experts, outputs, inputs], of which each of `names` has a part of the rows."""
+
+    def __init__(self, weight, names, tensors):
+        super().__init__()
+        self.a, self.b = torch.nn.ParameterList(), torch.nn.ParameterList()
+        for name in names:
+            for to, which in ((self.a, 'lora_A'), (self.b, 'lora_B')):
+                to.append(torch.nn.Parameter(torch.stack([tensors[name % (expert, which)] for expert in range(len(weight))])))
+
+    def forward(self, weight):
+        return weight + ALPHA / RANK * torch.cat([b @ a for a, b in zip(self.a, self.b)], 1)
+
+
+def with_experts(model, name, tensors):
+    """The model with the adapters of its experts; all else is not trained."""
+    mlp, gate, up, down = EXPERTS[name]
+    model.requires_grad_(False)
+    for number, layer in enumerate(model.model.layers):
+        experts = next(module for module in layer.modules() if hasattr(module, 'gate_up_proj'))
+        own = f'base_model.model.model.layers.{number}.{mlp}.experts.%d.'
+        for of, parts in (('gate_up_proj', (gate, up)), ('down_proj', (down,))):
+            names = [own + part + '.%s.weight' for part in parts]
+            parametrize.register_parametrization(experts, of, LowRank(getattr(experts, of), names, tensors))
+            getattr(experts.parametrizations, of).original.requires_grad_(False)
+    return model
+
+
+def fresh_adapters(model, name):
+    """Adapters of all experts, as PEFT names them."""
+    mlp, gate, up, down = EXPERTS[name]
+    config, generator, tensors = model.config, torch.Generator().manual_seed(3), {}
+    hidden = getattr(config, 'moe_intermediate_size', None) or config.intermediate_size
+    experts = getattr(config, 'num_local_experts', None) or config.num_experts
+    for number in range(config.num_hidden_layers):
+        for expert in range(experts):
+            for part, inputs, outputs in ((gate, config.hidden_size, hidden), (up, config.hidden_size, hidden),
+                                          (down, hidden, config.hidden_size)):
+                own = f'base_model.model.model.layers.{number}.{mlp}.experts.{expert}.{part}'
+                tensors[own + '.lora_A.weight'] = 0.3 * torch.randn(RANK, inputs, generator=generator)
+                tensors[own + '.lora_B.weight'] = 0.3 * torch.randn(outputs, RANK, generator=generator)
+    return tensors
+
+
+def check_experts(hetrun, name, make, folder):
+    torch.manual_seed(5)
+    base = make()
+    spread(base)
+    base.save_pretrained(folder / 'model')
+    tensors = fresh_adapters(base, name)
+    (folder / 'adapter').mkdir()
+    safetensors.torch.save_file(tensors, folder / 'adapter/adapter_model.safetensors')
+    (folder / 'adapter/adapter_config.json').write_text(json.dumps({
+        'peft_type': 'LORA', 'base_model_name_or_path': 'model', 'r': RANK, 'lora_alpha': ALPHA,
+        'target_modules': list(EXPERTS[name][1:])}))
+    read = type(base).from_pretrained
+    model = with_experts(read(folder / 'model'), name, tensors)
+    found = {'into hetrun': (their_logits(model) - our_logits(hetrun, folder, 'adapter')).abs().max().item()}
+    again = safetensors.torch.load_file(folder / 'runs/again/adapter_model.safetensors')
+    if again.keys() != tensors.keys():
+        return f'it saves {sorted(again.keys() ^ tensors.keys())}'
+    if sorted(json.loads((folder / 'runs/again/adapter_config.json').read_text())['target_modules']) != sorted(EXPERTS[name][1:]):
+        return 'it saves other targets'
+    theirs = their_logits(with_experts(read(folder / 'model'), name, again))
+    subprocess.run([hetrun, '--quiet', 'merge', 'runs/again', 'merged'], cwd=folder, check=True, timeout=60)
+    ours = our_logits(hetrun, folder, 'runs/again')   # and trains it further
+    found['and back'] = (theirs - ours).abs().max().item()
+    found['merged'] = (their_logits(read(folder / 'merged')) - ours).abs().max().item()
+    if max(found.values()) >= TOLERANCE:
+        return str(found)
+    problem, trained = differences(hetrun, folder, model.train(), PLANS, 'adapter')
+    print(f'experts of {name}: logits {", ".join(f"{what} {value:.1e}" for what, value in found.items())}; {trained}')
+    return problem
 
 
 def in_peft(folder, base, adapter):
@@ -46,7 +131,7 @@ def check(hetrun, name, make, folder):
             setattr(base.config, key, 0.0)
     base.save_pretrained(folder / 'model')
     base.name_or_path = 'model'
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=6, target_modules=TARGETS[name],
+    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[name],
                                                       fan_in_fan_out=name.startswith('gpt2')))
     model.peft_config['default'].base_model_name_or_path = 'model'
     generator = torch.Generator().manual_seed(2)
@@ -79,8 +164,9 @@ def check(hetrun, name, make, folder):
 def main():
     hetrun = str(pathlib.Path(sys.argv[1]).resolve())
     failed = 0
-    for name in TARGETS:
-        if sys.argv[2:] and not any(name.startswith(word) for word in sys.argv[2:]):
+    cases = {name: (check, name) for name in TARGETS} | {f'experts of {name}': (check_experts, name) for name in EXPERTS}
+    for shown, (function, name) in cases.items():
+        if sys.argv[2:] and not any(shown.startswith(word) for word in sys.argv[2:]):
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = pathlib.Path(temporary)
@@ -88,11 +174,11 @@ def main():
             (folder / 'tokens.bin').write_bytes(struct.pack(f'<{len(ids)}H', *ids))
             (folder / 'huggingface.lua').write_text((HERE / 'huggingface.lua').read_text())
             try:
-                problem = check(hetrun, name, CASES[name], folder)
+                problem = function(hetrun, name, CASES[name], folder)
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 problem = str(error)
         if problem:
-            print(f'FAIL  {name}: {problem}')
+            print(f'FAIL  {shown}: {problem}')
             failed += 1
     return 1 if failed else 0
 

@@ -16,8 +16,14 @@ adapter.config_file, adapter.tensors_file = "adapter_config.json", "adapter_mode
 
 local prefix = "base_model.model."
 
-local function names_of(place)
+-- The names in the file of a place's A and B; of those of experts, of one of them.
+-- @int[opt] expert its number, from 0
+local function names_of(place, expert)
   local theirs = prefix .. place.names[1]
+  if expert then
+    theirs = theirs:find("experts.*.", 1, true) and theirs:gsub("experts%.%*%.", "experts." .. expert .. ".")
+      or ("%s.%d"):format(theirs, expert)
+  end
   return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
 end
 
@@ -40,7 +46,19 @@ end
 -- @param state what has read(name)
 function adapter.tensors(model, state)
   local result = {}
-  for _, group in ipairs(by_layer(model.lora.places)) do
+  local function push_of_experts(place)
+    local function one(tensor, expert)
+      local part = op.slice(tensor, { dim = 0, start = expert, length = 1 })
+      return op.reshape(part, { shape = { tensor.shape[2], tensor.shape[3] } })
+    end
+    local a, b = layer_adapter.parameters_of(place)
+    a, b = state:read(a), state:read(b)
+    for expert = 0, place.experts - 1 do
+      local theirs_a, theirs_b = names_of(place, expert)
+      result[theirs_a], result[theirs_b] = one(a, expert), one(b, expert)
+    end
+  end
+  local function push(group)
     local theirs_a, theirs_b = names_of(group[1])
     local rows = {}
     for i, place in ipairs(group) do
@@ -51,6 +69,9 @@ function adapter.tensors(model, state)
     rows[#rows + 1] = { dim = 0 }
     local whole = #group > 1 and op.concat(unpack(rows)) or rows[1]
     result[theirs_b] = group[1].by_heads and tensors_of.to_heads(model.arguments, whole) or whole
+  end
+  for _, group in ipairs(by_layer(model.lora.places)) do
+    if group[1].experts then push_of_experts(group[1]) else push(group) end
   end
   return result
 end
@@ -116,15 +137,24 @@ function adapter.open(folder)
   return native.safetensors_open(path)
 end
 
+-- Does a file hold it beside the adapters of a classifier? PEFT writes the classifier's weights and the table of tokens
+-- there, which it does not train.
+local function is_base(name)
+  return name:find "%.base_layer%.weight$" ~= nil or name:find "%.embed_tokens%.weight$" ~= nil
+    or name:find "%.wte%.weight$" ~= nil or name:find "%.embed_in%.weight$" ~= nil
+end
+
 --- The names of the layers that have adapters in a file: whole ones, as nn.lora's targets.
 function adapter.targets(folder, stored)
   local list = {}
   for _, name in ipairs(text.keys(stored)) do
+    if is_base(name) then goto continue end
     local layer, which = name:match("^" .. prefix:gsub("%.", "%%.") .. "(.+)%.lora_([AB])%.weight$")
     if not layer then
       errors.usage("%s/%s holds '%s', which is no A or B of a linear layer", folder, adapter.tensors_file, name)
     end
     if which == "A" then list[#list + 1] = layer end
+    ::continue::
   end
   return list
 end
@@ -147,7 +177,18 @@ function adapter.set_initial(folder, model, set_initial)
     used = used + 1
     return tensor
   end
-  for _, group in ipairs(by_layer(lora.places)) do
+  local function take_of_experts(place)
+    local all_a, all_b = {}, {}
+    for expert = 0, place.experts - 1 do
+      local theirs_a, theirs_b = names_of(place, expert)
+      all_a[expert + 1] = take(theirs_a, { lora.rank, place.inputs })
+      all_b[expert + 1] = take(theirs_b, { place.outputs, lora.rank })
+    end
+    local a, b = layer_adapter.parameters_of(place)
+    set_initial(a, native.stored_joined(all_a):reshaped { place.experts, lora.rank, place.inputs })
+    set_initial(b, native.stored_joined(all_b):reshaped { place.experts, place.outputs, lora.rank })
+  end
+  local function take_of(group)
     local theirs_a, theirs_b = names_of(group[1])
     local outputs = 0
     for _, place in ipairs(group) do outputs = outputs + place.outputs end
@@ -160,7 +201,18 @@ function adapter.set_initial(folder, model, set_initial)
       set_initial(b, #group > 1 and whole_b:rows(place.first, place.outputs) or whole_b)
     end
   end
-  for name in pairs(stored) do used = used - (name and 1) end
+  for _, group in ipairs(by_layer(lora.places)) do
+    if group[1].experts then take_of_experts(group[1]) else take_of(group) end
+  end
+  local table_of = { model.arguments.vocab, model.arguments.width }
+  for name, tensor in pairs(stored) do
+    if not is_base(name) then
+      used = used - 1
+    elseif not tensors_of.same_shape(tensor.shape, table_of) then
+      errors.usage("%s/%s: '%s' is %s, the base model's is %s; another vocabulary is not supported", folder,
+        adapter.tensors_file, name, text.shape(tensor.shape), text.shape(table_of))
+    end
+  end
   if used ~= 0 then
     errors.usage("%s holds adapters of layers for which the model has none: its targets are %s", folder,
       table.concat(lora.targets, ", "))
@@ -179,7 +231,7 @@ end
 
 -- The rows that a place has of its layer's weight: the first one, and how many.
 local function rows_of(model, place)
-  if place.part == "" then return 0, place.outputs end
+  if place.part == "" or place.experts then return 0, place.outputs end
   local a = families.settings(model.arguments, families.of(model))
   local d = a.head_size or a.width / a.heads
   local first = { q = 0, k = a.heads * d, v = (a.heads + (a.kv_heads or a.heads)) * d }
@@ -193,7 +245,7 @@ end
 function adapter.merged(model, state)
   local lora, places = model.lora, {}
   for _, place in ipairs(lora.places) do
-    local name = place.path .. (place.part == "" and ".weight" or ".qkv.weight")
+    local name = place.experts and place.names[2] or place.path .. (place.part == "" and ".weight" or ".qkv.weight")
     places[name] = places[name] or {}
     table.insert(places[name], place)
   end
@@ -202,6 +254,11 @@ function adapter.merged(model, state)
   function merged.read(_, name)
     local weight = state:read(name):to "f32"
     if not places[name] then return weight end
+    if places[name][1].experts then   -- [experts, outputs, inputs]
+      local a, b = layer_adapter.parameters_of(places[name][1])
+      local change = op.matmul(state:read(b):to "f32", state:read(a):to "f32")
+      return (op.add(weight, op.scale(change, { factor = lora.alpha / lora.rank })))
+    end
     local sizes, parts, at = {}, {}, 0
     table.sort(places[name], function(x, y) return rows_of(model, x) < rows_of(model, y) end)
     local function keep(count)

@@ -1,12 +1,12 @@
 --- Low-rank adapters (LoRA, Hu et al. 2022) of linear layers: y = W x + b + scale · B A x. A description has them as
 -- `adapters`, a table by part: "" of a linear layer, "q", "k" and "v" of an attention whose projections are one layer.
--- Each is { rank, scale, dropout, inputs, outputs, beside }; `beside`: its A is that of the layer of this name beside
--- it.
+-- Each is { rank, scale, dropout, inputs, outputs, beside, experts }; `beside`: its A is that of the layer of this name
+-- beside it; `experts`: of "side", "up" and "down" of nn.experts, how many have one each.
 local op = require "het.op"
 
 local adapter = {}
 
-local parts = { "", "q", "k", "v" }
+local parts = { "", "q", "k", "v", "side", "up", "down" }
 
 local function name_of(part, which) return part == "" and which or part .. "." .. which end
 
@@ -28,9 +28,14 @@ function adapter.with_parameters(list, adapters)
     local own = adapters[part]
     if own then
       local a, b = adapter.names(part)
-      list[#list + 1] = { a, { own.rank, own.inputs }, init = { kind = "uniform", scale = 1 / math.sqrt(own.inputs) },
+      local shape_a, shape_b = { own.rank, own.inputs }, { own.outputs, own.rank }
+      if own.experts then
+        table.insert(shape_a, 1, own.experts)
+        table.insert(shape_b, 1, own.experts)
+      end
+      list[#list + 1] = { a, shape_a, init = { kind = "uniform", scale = 1 / math.sqrt(own.inputs) },
         beside = own.beside, tied = own.beside ~= nil or nil }
-      list[#list + 1] = { b, { own.outputs, own.rank }, init = "zeros" }
+      list[#list + 1] = { b, shape_b, init = "zeros" }
     end
   end
   return list
@@ -45,7 +50,12 @@ function adapter.add(self, part, x, y)
   local own = self.adapters and self.adapters[part]
   if not own then return y end
   local a, b = adapter.names(part)
-  local h = op.linear(self.builder:dropout(x, own.dropout), self[a], false)
+  x = self.builder:dropout(x, own.dropout)
+  if own.experts then   -- [experts, rows, features] by [experts, outputs, features]
+    local h = op.matmul(x, self[a], { transpose_b = true })
+    return (op.add(y, op.matmul(op.scale(h, { factor = own.scale }), self[b], { transpose_b = true })))
+  end
+  local h = op.linear(x, self[a], false)
   return (op.add(y, op.linear(op.scale(h, { factor = own.scale }), self[b], false)))
 end
 

@@ -1,4 +1,5 @@
 --- Mixtures of experts.
+local adapter = require "het.nn.adapter"
 local attention = require "het.nn.attention"
 local errors = require "het.errors"
 local layer = require "het.nn.layer"
@@ -89,13 +90,16 @@ experts.experts = layer.define {
     end
     local y = op.dispatch(x, slot, { experts = a.experts, capacity = capacity })
     y = op.reshape(y, { shape = { a.experts, samples * capacity, a.width } })
-    local h = op.matmul(y, self.up, { transpose_b = true })
+    local function times(which, of)
+      return adapter.add(self, which, of, (op.matmul(of, self[which], { transpose_b = true })))
+    end
+    local h = times("up", y)
     if a.gated then
-      h = op.mul(attention.activate(a.activation, op.matmul(y, self.side, { transpose_b = true })), h)
+      h = op.mul(attention.activate(a.activation, times("side", y)), h)
     else
       h = attention.activate(a.activation, h)
     end
-    y = op.matmul(h, self.down, { transpose_b = true })
+    y = times("down", h)
     y = op.reshape(y, { shape = { a.experts, samples, capacity, a.width } })
     return b:dropout(op.combine(y, slot, weights(a, chosen)), a.dropout)
   end,

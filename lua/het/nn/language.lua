@@ -1,4 +1,5 @@
 --- What whole language models share: their blocks, tables of positions, the classifier and the loss fused with it.
+local adapter = require "het.nn.adapter"
 local define = require "het.language.define"
 local handle = require "het.sandbox.handle"
 local mistakes = require "het.language.mistakes"
@@ -64,8 +65,10 @@ local function child_named(self, name)
   end
 end
 
---- The weight of a child, for tied ones.
-function language.weight_of(self, name) return self.builder:weight_of(child_named(self, name), name, "weight") end
+--- A parameter of a child (default: its weight), for tied ones.
+function language.weight_of(self, name, which)
+  return self.builder:weight_of(child_named(self, name), name, which or "weight")
+end
 
 --- The first rows of a table of positions, or the rows of given positions while generating: [t, width]; of rows of
 -- several examples [samples, t, width], from the first for each.
@@ -87,9 +90,20 @@ local function classifier(self, a)
   return language.weight_of(self, "head")
 end
 
+-- The classifier's adapters (het.nn.adapter); nil where it has none.
+local function head_adapters(self, a)
+  local head = not a.tied and child_named(self, "head")
+  return head and head.adapters
+end
+
 -- Logits of hidden states; a model's last cap bounds them.
 local function logits(self, a, h)
   local y, cap = op.linear(h, classifier(self, a)), a.logit_cap
+  local adapters = head_adapters(self, a)
+  if adapters then
+    y = adapter.add({ adapters = adapters, builder = self.builder, lora_a = language.weight_of(self, "head", "lora_a"),
+      lora_b = language.weight_of(self, "head", "lora_b") }, "", h, y)
+  end
   return cap and op.scale(op.tanh(op.scale(y, { factor = 1 / cap })), { factor = cap }) or y
 end
 
@@ -102,7 +116,7 @@ function language.next_token(hidden, settings_of)
     forward = function(self, tokens) return logits(self, settings_of(self.arguments), hidden(self, tokens)) end,
     loss = function(self, tokens, labels, scale)
       local h, a = hidden(self, tokens), settings_of(self.arguments)
-      if a.logit_cap then return (op.cross_entropy(logits(self, a, h), labels, scale)) end
+      if a.logit_cap or head_adapters(self, a) then return (op.cross_entropy(logits(self, a, h), labels, scale)) end
       return (op.linear_cross_entropy(h, classifier(self, a), false, labels, scale))
     end,
     last = function(self, tokens)

@@ -28,10 +28,20 @@ end
 
 local function is_linear(inner) return inner ~= nil and inner.class.name == "nn.linear" end
 
--- A linear layer, or part of one, that may have an adapter: { path, part, inputs, outputs, names = { theirs, ours } }.
+-- A linear layer, or part of one, that may have an adapter: { path, part, inputs, outputs, names = { theirs, ours } };
+-- `classifier` of the one that gives logits; `experts`: how many have one each, of which names have "*" for the number.
 local function place_of(path, inner, theirs, part)
   return { path = path, part = part or "", inputs = inner.arguments.inputs, outputs = inner.arguments.outputs,
     names = { theirs or path, path } }
+end
+
+-- The place of a part of nn.experts: "side", "up" or "down".
+local function place_of_experts(path, inner, theirs, part)
+  local a = inner.arguments
+  local width, hidden = a.width, a.hidden or 4 * a.width
+  local ours = path == "" and part or path .. "." .. part
+  return { path = path, part = part, experts = a.experts, inputs = part == "down" and hidden or width,
+    outputs = part == "down" and width or hidden, names = { theirs or ours, ours } }
 end
 
 local function without_weight(name) return (name:gsub("%.weight$", "")) end
@@ -44,12 +54,15 @@ local function places_of_family(family, model)
     local theirs, ours = row[1], row[2]
     if type(theirs) == "string" and type(ours) == "string" then
       local path = without_weight(ours)
-      if theirs:find "%.weight$" and is_linear(layers[path]) and path ~= "head" then
+      if theirs:find "%.weight$" and is_linear(layers[path]) then
         local place = place_of(path, layers[path], without_weight(theirs))
-        place.by_heads = row.by_heads
+        place.by_heads, place.classifier = row.by_heads, path == "head"
         push(place)
       end
-    elseif type(theirs) == "table" and not row.experts and theirs[1]:find "%.weight$" then   -- queries, keys, values
+    elseif row.experts then
+      local path, part = ours:match "^(.*)%.([^.]+)$"
+      push(place_of_experts(path, layers[path], without_weight(theirs[1]):gsub("experts%.0%.", "experts.*."), part))
+    elseif type(theirs) == "table" and theirs[1]:find "%.weight$" then   -- queries, keys, values
       local path = without_weight(ours):match "^(.*)%.qkv$"
       local s = layers[path].arguments
       local d = s.head_size or s.width / s.heads
@@ -71,24 +84,42 @@ local function places_of_family(family, model)
   return places
 end
 
--- Places of the layers of any model, under our names. The classifier of a language model multiplies elsewhere.
+-- Places of the layers of any model, under our names.
 local function places_of(model)
   local family = families.of(model)
   if family then return places_of_family(family, model) end
   local places = {}
   model:walk(function(inner, path)
-    if is_linear(inner) and not (model.class.last and path == "head") then
-      places[#places + 1] = place_of(path, inner)
+    if is_linear(inner) then
+      local place = place_of(path, inner)
+      place.classifier = model.class.last ~= nil and path == "head"
+      places[#places + 1] = place
+    elseif inner.class.name == "nn.experts" then
+      for _, part in ipairs { "side", "up", "down" } do
+        if part ~= "side" or inner.arguments.gated then
+          places[#places + 1] = place_of_experts(path, inner, nil, part)
+        end
+      end
     end
   end)
   return places
 end
 
+-- A target may name one of the experts, as PEFT does when it names all: then it is that of all.
 local function matches(place, target)
+  if place.experts then target = target:gsub("experts%.%d+%.", "experts.*.") end
   for _, name in ipairs(place.names) do
     if name == target or name:sub(-#target - 1) == "." .. target then return true end
   end
   return false
+end
+
+-- Does a target name the classifier of a model that multiplies by the table of its tokens there?
+local function is_tied(model, target)
+  if not model.class.last or not (target == "lm_head" or target == "head") then return false end
+  local has_head = false
+  for _, child in ipairs(model:children()) do has_head = has_head or child[1] == "head" end
+  return not has_head
 end
 
 local function last_name(name) return name:match "[^.]+$" end
@@ -104,9 +135,14 @@ local function names_of(places)
 end
 
 -- The places that targets choose; those that choose none are reported.
-local function chosen(places, targets, report)
-  if not targets then return places end
+local function chosen(model, places, targets, report)
   local list, hit = {}, {}
+  if not targets then
+    for _, place in ipairs(places) do
+      if not place.classifier then list[#list + 1] = place end
+    end
+    return list
+  end
   for _, place in ipairs(places) do
     local is_chosen = false
     for _, target in ipairs(targets) do
@@ -115,7 +151,10 @@ local function chosen(places, targets, report)
     if is_chosen then list[#list + 1] = place end
   end
   for _, target in ipairs(targets) do
-    if not hit[target] then
+    if not hit[target] and is_tied(model, target) then
+      report("targets", ("nn.lora.targets: %s is the table of tokens itself (tied), which can have no adapter")
+        :format(text.value(target)))
+    elseif not hit[target] then
       report("targets", ("nn.lora.targets: no linear layer that can have an adapter is named %s%s"):format(
         text.value(target), suggest.sentence(tostring(target), names_of(places))))
     end
@@ -127,8 +166,10 @@ end
 local function targets_of(places, list)
   local short, whole, known = names_of(list), {}, {}
   for _, place in ipairs(list) do
-    local name = place.names[1]
-    if not known[name] then known[name], whole[#whole + 1] = true, name end
+    for expert = 0, (place.experts or 1) - 1 do
+      local name = place.names[1]:gsub("experts%.%*%.", "experts." .. expert .. ".")
+      if not known[name] then known[name], whole[#whole + 1] = true, name end
+    end
   end
   local count = 0
   for _, place in ipairs(places) do
@@ -168,17 +209,17 @@ lora.lora = define.constructor {
           return report("targets", ("nn.lora.targets: %s is no name"):format(text.value(target)))
         end
       end
-      chosen(places, a.targets, report)
+      chosen(a.model, places, a.targets, report)
     end
   end,
   build = function(a)
     local places = places_of(a.model)
-    local list = chosen(places, a.targets, function(_, sentence) errors.usage("%s", sentence) end)
+    local list = chosen(a.model, places, a.targets, function(_, sentence) errors.usage("%s", sentence) end)
     local by_path = {}
     for _, place in ipairs(list) do
       by_path[place.path] = by_path[place.path] or {}
       by_path[place.path][place.part] = { rank = a.rank, scale = a.alpha / a.rank, dropout = a.dropout,
-        inputs = place.inputs, outputs = place.outputs, beside = place.beside }
+        inputs = place.inputs, outputs = place.outputs, beside = place.beside, experts = place.experts }
     end
     local model = a.model:copied(function(copy, path)
       copy.frozen, copy.adapters = true, by_path[path]
