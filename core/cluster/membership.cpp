@@ -521,10 +521,11 @@ class MembershipImpl final : public Membership {
       change.kind = MemberChange::Kind::left;
       change.sentence = who + " has left";
     } else if (last != nullptr && !last->gave_up.empty()) {
-      change.sentence = fmt::format("{} gave up, because {}", who, last->gave_up);
+      change.sentence = last->gave_up.starts_with("lost ") ? last->gave_up
+                                                           : fmt::format("lost {} ({})", who, last->gave_up);
     } else {
       change.lapsed = true;
-      change.sentence = who + " was lost: its lease has lapsed";
+      change.sentence = fmt::format("lost {} (its lease has lapsed)", who);
     }
     changes.push_back(std::move(change));
   }

@@ -1,5 +1,6 @@
 #include "core/comm/communicator.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -109,7 +110,14 @@ void require_valid(const CollectiveRequest& request, int rank, int size) {
 }
 
 std::string text_of(const CollectiveRequest& request) {
-  return fmt::format("{} of '{}'", name_of(request.kind), request.label);
+  std::string kind(name_of(request.kind));
+  std::replace(kind.begin(), kind.end(), '_', '-');
+  for (const std::string_view of : {"gradient", "parameter"})
+    if (const std::string several = fmt::format("{}s", of); request.label.starts_with(several)) {
+      const std::string_view rest = std::string_view(request.label).substr(several.size());
+      if (rest.empty() || rest.starts_with(" of ")) return fmt::format("{} {}{}", of, kind, rest);
+    }
+  return fmt::format("{} of {}", kind, request.label);
 }
 
 void run_once(Communicator& group, const CollectiveRequest& request, const void* in, void* out) {

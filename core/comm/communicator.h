@@ -56,7 +56,7 @@ int64_t output_elements(const CollectiveRequest& request, int rank, int size);
 std::vector<std::string> problems_of(const CollectiveRequest& request, int rank, int size);
 // Throws Error(bug) with all of them when there are any.
 void require_valid(const CollectiveRequest& request, int rank, int size);
-// "all_reduce of 'w'"
+// "all-reduce of w"; of the gradients of something "gradient all-reduce of layer embedding".
 std::string text_of(const CollectiveRequest& request);
 
 using CommClock = std::chrono::steady_clock;
@@ -134,8 +134,8 @@ class FailureDetector {
  public:
   virtual ~FailureDetector() = default;
   virtual const Timeouts& timeouts() const = 0;
-  virtual std::string peer_name(int peer) const = 0;  // "rank 3 (host)", of any rank of the group
-  // "rank 1 (host) is gone (its connection closed)", or why it gave up; empty: it is there, for all we know.
+  virtual std::string peer_name(int peer) const = 0;  // "rank 3 on host", of any rank of the group
+  // "lost rank 1 on host (connection closed)", or why it gave up; empty: it is there, for all we know.
   virtual std::string lost(int peer) = 0;
   // This rank waits long for operation number `sequence`; and whether a peer says that it does.
   virtual void post_waiting(int64_t sequence) = 0;

@@ -71,14 +71,14 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   int64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
   std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override;
   void abort(std::string_view why) override {
-    const std::string text = abort_text(self(), name(), why);
-    fail(text, text);
+    const std::string cause = lost_text(self(), why);
+    fail(cause == why ? cause : fmt::format("this rank gave up: {}", why), cause);
   }
 
   FailureDetector* failure_detector() override { return this; }
   const Timeouts& timeouts() const override { return options_.timeouts; }
   std::string peer_name(int peer) const override {
-    return fmt::format("rank {} ({})", fabric_rank(peer), connections_->host(peer));
+    return to_string(PendingPeer{fabric_rank(peer), connections_->host(peer)});
   }
   std::string lost(int peer) override;
   void post_waiting(int64_t sequence) override { options_.board->post_position(name(), sequence); }
@@ -106,12 +106,12 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   };
   std::vector<Missing> who_is_missing(Queue& queue, const Operation& operation);
   bool say_waiting_for(const std::vector<Missing>& missing);
-  std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
+  std::string sentence(Queue& queue, const Operation& operation, CommClock::time_point since, bool over,
                        std::vector<PendingPeer>& suspects);
   std::optional<std::string> why(int peer) { return options_.board->reason_of(name(), fabric_rank(peer)); }
   void peer_gone(int peer);
   void fail_for(const Operation& operation, const LostPeer& peer);
-  void fail(const std::string& reason, const std::string& cause, const std::string& meanwhile = {});
+  void fail(const std::string& reason, const std::string& cause);
   std::string reason_for(const Operation& operation) const;
 
   const GroupOptions options_;
@@ -120,8 +120,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   std::atomic<int64_t> bytes_sent_{0};
 
   OperationTracker tracker_;  // its mutex is of all below; `changed` also says that a question was answered
-  std::string reason_;        // why it is not alive, as waits throw it; written once
-  std::string meanwhile_;     // why, when no operation was running: reported with the next one
+  std::string reason_;        // why it is not alive; written once
   bool closing_ = false;
   std::list<Queue> queues_;
 
@@ -210,13 +209,13 @@ void Group::wait(Queue& queue, Operation& operation) {
   }
   if (!in_time(timeouts.warn_after) && timeouts.warn_after < timeouts.timeout) {
     lock.unlock();
-    const std::string text = sentence(queue, operation, since, suspects);
+    const std::string text = sentence(queue, operation, since, false, suspects);
     if (!text.empty() && timeouts.warn) timeouts.warn(text);
     lock.lock();
   }
   if (!in_time(timeouts.timeout)) {
     lock.unlock();
-    const std::string text = sentence(queue, operation, since, suspects);
+    const std::string text = sentence(queue, operation, since, true, suspects);
     if (!text.empty()) {
       if (options_.silent)
         for (const PendingPeer& one : suspects) options_.silent(one.rank);
@@ -264,9 +263,8 @@ void Group::serve(Queue& queue) {
       } catch (const LostPeer& peer) {
         fail_for(operation, peer);
       } catch (const std::exception& error) {
-        const std::string text =
-            fmt::format("{} failed on {}: {}", text_of(operation.request, name()), self(), error.what());
-        fail(text, text);
+        fail(fmt::format("{} failed: {}", text_of(operation.request), error.what()),
+             during_text(lost_text(self(), error.what()), operation.request));
       }
       lock.lock();
     }
@@ -350,51 +348,50 @@ bool Group::say_waiting_for(const std::vector<Missing>& missing) {
   return !ranks.empty();
 }
 
-// Who keeps `operation` waiting: one sentence, and the suspects. Empty when it has finished or failed
-// meanwhile.
-std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since,
+// Who keeps `operation` waiting: one sentence, and the suspects. `over`: the time is. Empty when the
+// operation has finished or failed meanwhile.
+std::string Group::sentence(Queue& queue, const Operation& operation, CommClock::time_point since, bool over,
                             std::vector<PendingPeer>& suspects) {
   const std::vector<Missing> missing = who_is_missing(queue, operation);
-  std::string text;
+  std::string what = text_of(operation.request);
   {
     const Lock lock(tracker_.mutex);
     if (operation.finished.load() || !tracker_.alive()) return {};
-    text = waiting_text(self(), since, text_of(operation.request, name()));
-    if (queue.first() != &operation) text += fmt::format(", behind {}", text_of(queue.first()->request));
+    if (queue.first() != &operation) what += fmt::format(", behind {}", text_of(queue.first()->request));
   }
-  if (!say_waiting_for(missing)) return text + "; it is not known who is missing";
+  const auto text = over ? timeout_text : waiting_text;
+  if (!say_waiting_for(missing)) return text(since, "a rank that is not known", false, what);
   std::vector<PendingPeer> ranks;
   for (const Missing& one : missing) ranks.push_back(one.rank);
-  const char* separator = ": ";
   suspects = options_.board->suspects(ranks);
-  for (const PendingPeer& one : suspects) {
-    const auto known = std::find_if(missing.begin(), missing.end(),
-                                    [&](const Missing& other) { return other.rank.rank == one.rank; });
-    const bool has_come = known != missing.end() && known->has_come;
-    text += separator + describe(one, has_come ? "began it and fell silent" : "has not arrived");
-    separator = ", ";
-  }
-  return text;
+  const bool all_came = std::all_of(suspects.begin(), suspects.end(), [&](const PendingPeer& one) {
+    return std::any_of(missing.begin(), missing.end(),
+                       [&](const Missing& other) { return other.rank.rank == one.rank && other.has_come; });
+  });
+  return text(since, to_string(suspects), all_came, what);
 }
 
 // A connection broke: that peer left, and said why, or died. What it said is passed on as it is.
 void Group::fail_for(const Operation& operation, const LostPeer& peer) {
-  const std::string text = failure_text(self(), operation, name());
-  if (const std::optional<std::string> said = why(peer.peer))
-    return fail(fmt::format("{}: {}", text, describe_giving_up(peer_name(peer.peer), *said)), *said);
-  std::string cause = options_.board->describe_loss(peer_name(peer.peer), peer.what);
-  if (is_late(operation.times.begun, options_.timeouts.timeout)) {
-    const PendingPeer lost{fabric_rank(peer.peer), connections_->host(peer.peer)};
-    const std::vector<PendingPeer> suspects = options_.board->suspects({lost});
-    if (suspects != std::vector{lost}) cause = describe(suspects, "has not arrived");
+  std::string cause;
+  if (const std::optional<std::string> said = why(peer.peer)) {
+    cause = lost_text(peer_name(peer.peer), *said);
+  } else {
+    cause = options_.board->describe_loss(peer_name(peer.peer), peer.what);
+    if (is_late(operation.times.begun, options_.timeouts.timeout)) {
+      const PendingPeer lost{fabric_rank(peer.peer), connections_->host(peer.peer)};
+      const std::vector<PendingPeer> suspects = options_.board->suspects({lost});
+      if (suspects != std::vector{lost})
+        cause = timeout_text(operation.times.begun, to_string(suspects), false, text_of(operation.request));
+    }
   }
-  fail(fmt::format("{}: {}", text, cause), cause);
+  cause = during_text(cause, operation.request);
+  fail(cause, cause);
 }
 
 // What a wait for the operation throws, or its start, when the group is not alive.
 std::string Group::reason_for(const Operation& operation) const {
-  if (meanwhile_.empty()) return reason_;
-  return fmt::format("{}: {} could not begin: {}", self(), text_of(operation.request, name()), meanwhile_);
+  return reason_.starts_with("lost ") ? during_text(reason_, operation.request) : reason_;
 }
 
 // A connection closed while perhaps no operation here waits for that peer. If it failed, so do we; a peer
@@ -403,28 +400,16 @@ void Group::peer_gone(int peer) {
   if (!tracker_.alive()) return;
   const std::optional<std::string> said = why(peer);
   if (!said) return;
-  const std::string because = describe_giving_up(peer_name(peer), *said);
-  std::string text, meanwhile;
-  {
-    const Lock lock(tracker_.mutex);
-    if (!tracker_.alive()) return;
-    const auto busy =
-        std::find_if(queues_.begin(), queues_.end(), [](const Queue& q) { return q.first() != nullptr; });
-    if (busy == queues_.end()) meanwhile = because;
-    text =
-        busy == queues_.end() ? failure_text(self(), name()) : failure_text(self(), *busy->first(), name());
-  }
-  fail(fmt::format("{}: {}", text, because), *said, meanwhile);
+  const std::string cause = lost_text(peer_name(peer), *said);
+  fail(cause, cause);
 }
 
-// `reason`: what waits throw here. `cause`: as reported to the peers. `meanwhile`: why, if nothing was
-// running.
-void Group::fail(const std::string& reason, const std::string& cause, const std::string& meanwhile) {
+// `reason`: what waits throw here, with their operation. `cause`: as reported to the peers.
+void Group::fail(const std::string& reason, const std::string& cause) {
   {
     Lock lock(tracker_.mutex);
     if (!tracker_.begin_failure(lock, cause)) return;
     reason_ = reason;
-    meanwhile_ = meanwhile;
     for (Queue& queue : queues_) queue.work.notify_all();
   }
   options_.board->post_reason(name(), cause);  // before the peers see the connections close
@@ -439,8 +424,8 @@ void Group::fail(const std::string& reason, const std::string& cause, const std:
 
 std::string Group::lost(int peer) {
   if (peer == rank() || !connections_->gone(peer)) return {};
-  if (const std::optional<std::string> said = why(peer)) return describe_giving_up(peer_name(peer), *said);
-  return options_.board->describe_loss(peer_name(peer), "its connection closed");
+  if (const std::optional<std::string> said = why(peer)) return lost_text(peer_name(peer), *said);
+  return options_.board->describe_loss(peer_name(peer), "connection closed");
 }
 
 void Group::watch(const void* key, std::function<void(const std::string&)> dead) {
@@ -473,21 +458,10 @@ int place_in_group(const std::vector<int>& ranks, int rank, int size) {
   return place;
 }
 
-std::string did_not_join(const std::string& who, const std::string& group,
-                         const std::vector<PendingPeer>& missing, milliseconds waited) {
-  std::vector<std::string> parts;
-  std::vector<int> absent;
-  for (const PendingPeer& one : missing) {
-    if (one.by < 0)
-      absent.push_back(one.rank);
-    else
-      parts.push_back(describe(one, "has not arrived"));
-  }
-  if (!absent.empty())
-    parts.insert(parts.begin(), fmt::format("{} {} did not join", absent.size() == 1 ? "rank" : "ranks",
-                                            fmt::join(absent, ", ")));
-  return fmt::format("{} waited {:.1f} s to form group '{}': {}", who,
-                     static_cast<double>(waited.count()) / 1e3, group, fmt::join(parts, ", "));
+std::string did_not_join(const std::string& group, const std::vector<PendingPeer>& missing,
+                         milliseconds waited) {
+  return fmt::format("lost {} (did not join within {:.1f} s) while forming group '{}'", to_string(missing),
+                     static_cast<double>(waited.count()) / 1e3, group);
 }
 
 void GroupList::require_alive() const {

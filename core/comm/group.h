@@ -29,8 +29,9 @@ std::shared_ptr<Communicator> make_group(GroupOptions options, std::unique_ptr<C
 
 // This rank's place in a new group; Error(bug) unless the ranks are distinct, in [0, size) and include it.
 int place_in_group(const std::vector<int>& ranks, int rank, int size);
-std::string did_not_join(const std::string& who, const std::string& group,
-                         const std::vector<PendingPeer>& missing, std::chrono::milliseconds waited);
+// "lost rank 2 on host-b (did not join within 1.5 s) while forming group 'g'"
+std::string did_not_join(const std::string& group, const std::vector<PendingPeer>& missing,
+                         std::chrono::milliseconds waited);
 
 // The communicators a fabric has made, to abort them together. Thread-safe.
 class GroupList {

@@ -130,7 +130,7 @@ class LoopbackConnections final : public Connections {
   }
   void watch(std::function<void(int)>) override {}  // waits look at all members themselves
   void unwatch() override {}
-  std::string host(int) const override { return "this process"; }
+  std::string host(int) const override { return {}; }  // one for all
   bool gone(int peer) const override {
     std::lock_guard lock(meeting_->mutex);
     return meeting_->members[peer].gone;
@@ -204,8 +204,7 @@ class LoopbackFabric final : public Fabric {
       if (missing.empty()) return;
       groups_.require_alive();
       if (CommClock::now() >= until)
-        throw Error(ErrorKind::peer, did_not_join(fmt::format("rank {} (this process)", rank_), name, missing,
-                                                  options_.timeouts.timeout));
+        throw Error(ErrorKind::peer, did_not_join(name, missing, options_.timeouts.timeout));
       meeting.changed.wait_for(lock, kLookForAbort);
     }
   }

@@ -66,29 +66,30 @@ void OperationTracker::await_death(Lock& lock) {
   changed.wait(lock, [&] { return life_ == Life::dead; });
 }
 
-std::string text_of(const CollectiveRequest& request, std::string_view group) {
-  return fmt::format("{} in group '{}'", text_of(request), group);
+std::string lost_text(std::string_view who, std::string_view why) {
+  return why.starts_with("lost ") ? std::string(why) : fmt::format("lost {} ({})", who, why);
+}
+
+std::string during_text(std::string_view cause, const CollectiveRequest& request) {
+  for (const std::string_view said : {" during ", " while forming "})
+    if (cause.find(said) != std::string_view::npos) return std::string(cause);
+  return fmt::format("{} during {}", cause, text_of(request));
+}
+
+std::string waiting_text(CommClock::time_point since, std::string_view who, bool has_come,
+                         std::string_view what) {
+  return fmt::format("waiting {:.1f} s for {} ({}) during {}", seconds_since(since), who,
+                     has_come ? "no answer" : "has not arrived", what);
+}
+
+std::string timeout_text(CommClock::time_point since, std::string_view who, bool has_come,
+                         std::string_view what) {
+  return fmt::format("lost {} ({} {:.1f} s) during {}", who,
+                     has_come ? "no answer for" : "did not arrive within", seconds_since(since), what);
 }
 
 std::string given_up_text(const CollectiveRequest& request) {
   return fmt::format("{} was given up", text_of(request));
-}
-
-std::string failure_text(std::string_view who, const TrackedOperation& operation, std::string_view group) {
-  return fmt::format("{}: {} failed after {:.1f} s", who, text_of(operation.request, group),
-                     seconds_since(operation.times.begun));
-}
-
-std::string failure_text(std::string_view who, std::string_view group) {
-  return fmt::format("{}: group '{}' failed", who, group);
-}
-
-std::string abort_text(std::string_view who, std::string_view group, std::string_view why) {
-  return fmt::format("group '{}' was aborted on {}: {}", group, who, why);
-}
-
-std::string waiting_text(std::string_view who, CommClock::time_point since, std::string_view what) {
-  return fmt::format("{} has waited {:.1f} s for {}", who, seconds_since(since), what);
 }
 
 }  // namespace het

@@ -100,18 +100,19 @@ class OperationTracker {
   std::thread::id failing_thread_;
 };
 
-// The sentences, alike for all transports. `who`: "rank 0 (host-a)", this one.
-// "all_reduce of 'w' in group 'g'"
-std::string text_of(const CollectiveRequest& request, std::string_view group);
-// "all_reduce of 'w' was given up"
+// The sentences, alike for all transports and, as far as they can be, on all ranks. `who`: "rank 2 on
+// host-b". "lost rank 2 on host-b (connection closed)"; of a `why` that says so itself: as it is.
+std::string lost_text(std::string_view who, std::string_view why);
+// "lost rank 2 on host-b (connection closed) during all-reduce of w"; a cause that says during what stays.
+std::string during_text(std::string_view cause, const CollectiveRequest& request);
+// "waiting 1.5 s for rank 2 on host-b (has not arrived) during all-reduce of w"; `has_come`: "no answer".
+std::string waiting_text(CommClock::time_point since, std::string_view who, bool has_come,
+                         std::string_view what);
+// The same when the time is over: "lost rank 2 on host-b (did not arrive within 1.5 s) during all-reduce of
+// w"; "no answer for 1.5 s".
+std::string timeout_text(CommClock::time_point since, std::string_view who, bool has_come,
+                         std::string_view what);
+// "all-reduce of w was given up"
 std::string given_up_text(const CollectiveRequest& request);
-// "rank 0 (host-a): all_reduce of 'w' in group 'g' failed after 1.5 s"
-std::string failure_text(std::string_view who, const TrackedOperation& operation, std::string_view group);
-// "rank 0 (host-a): group 'g' failed"
-std::string failure_text(std::string_view who, std::string_view group);
-// "group 'g' was aborted on rank 0 (host-a): it was interrupted"
-std::string abort_text(std::string_view who, std::string_view group, std::string_view why);
-// "rank 0 (host-a) has waited 1.5 s for all_reduce of 'w' in group 'g'"
-std::string waiting_text(std::string_view who, CommClock::time_point since, std::string_view what);
 
 }  // namespace het

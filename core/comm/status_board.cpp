@@ -11,23 +11,16 @@ namespace het {
 
 std::string to_string(const PendingPeer& awaited) {
   return awaited.host.empty() ? fmt::format("rank {}", awaited.rank)
-                              : fmt::format("rank {} ({})", awaited.rank, awaited.host);
+                              : fmt::format("rank {} on {}", awaited.rank, awaited.host);
 }
 
-std::string describe(const PendingPeer& awaited, std::string_view what) {
-  std::string text = fmt::format("{} {}", to_string(awaited), what);
-  if (awaited.by >= 0) text += fmt::format(", for which rank {} waits", awaited.by);
+std::string to_string(const std::vector<PendingPeer>& all) {
+  std::string text;
+  for (const PendingPeer& one : all) {
+    text += (text.empty() ? "" : ", ") + to_string(one);
+    if (one.by >= 0) text += fmt::format(", which rank {} waits for", one.by);
+  }
   return text;
-}
-
-std::string describe(const std::vector<PendingPeer>& all, std::string_view what) {
-  std::vector<std::string> each;
-  for (const PendingPeer& one : all) each.push_back(describe(one, what));
-  return fmt::format("{}", fmt::join(each, ", "));
-}
-
-std::string describe_giving_up(std::string_view who, std::string_view why) {
-  return fmt::format("{} gave up, because {}", who, why);
 }
 
 StatusBoard::StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank,
@@ -54,13 +47,11 @@ std::string StatusBoard::cause() const {
 }
 
 std::string StatusBoard::describe_loss(const std::string& who, std::string_view how) const {
-  if (!is_silent()) return fmt::format("{} is gone ({})", who, how);
-  if (store_host_.empty())
-    return fmt::format("{} is gone ({}; the store, where it would have said why, is silent)", who, how);
-  if (store_host_ == who) return fmt::format("{} is gone ({}), and the store with it", who, how);
+  if (!is_silent()) return fmt::format("lost {} ({})", who, how);
+  if (store_host_.empty()) return fmt::format("lost {} ({}; the store does not answer)", who, how);
+  if (store_host_ == who) return fmt::format("lost {}, which serves the store ({})", who, how);
   // It may have given up over the other.
-  return fmt::format("{} has left ({}); {}, who serves the store where it would have said why, is silent",
-                     who, how, store_host_);
+  return fmt::format("lost {}, which serves the store (it does not answer; {}: {})", store_host_, who, how);
 }
 
 // A line for each: its rank and host.

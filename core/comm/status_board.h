@@ -23,14 +23,11 @@ struct PendingPeer {
 
   bool operator==(const PendingPeer&) const = default;
 };
-// "rank 2 (host-b)", "rank 2".
+// "rank 2 on host-b", "rank 2".
 std::string to_string(const PendingPeer& awaited);
-// "rank 0 (host-a) has not arrived, for which rank 1 waits"; `what`: "has not arrived".
-std::string describe(const PendingPeer& awaited, std::string_view what);
-// The same of all, with commas.
-std::string describe(const std::vector<PendingPeer>& all, std::string_view what);
-// "rank 1 (host-b) gave up, because <why>"
-std::string describe_giving_up(std::string_view who, std::string_view why);
+// "rank 0 on host-a", of all with commas; those that another rank waits for say so: "rank 2, which rank 1
+// waits for".
+std::string to_string(const std::vector<PendingPeer>& all);
 
 // In place of a group's name: every group of this rank.
 inline constexpr std::string_view kAnyGroup = "";
@@ -38,7 +35,7 @@ inline constexpr std::string_view kAnyGroup = "";
 // Thread-safe.
 class StatusBoard {
  public:
-  // `rank`: this one. `store_host`: "rank 0 (host-a)", when a rank serves the words; empty: none does.
+  // `rank`: this one. `store_host`: "rank 0 on host-a", when a rank serves the words; empty: none does.
   StatusBoard(std::shared_ptr<KeyValue> words, std::string prefix, int rank, std::string store_host = {});
 
   // Why this rank gave up a group; ranks are those of the fabric.
@@ -46,7 +43,7 @@ class StatusBoard {
   std::optional<std::string> reason_of(std::string_view group, int rank);
   void note_cause(std::string_view sentence);  // for cause() alone
   std::string cause() const;                   // the first that was said or noted here; empty: none was
-  // "rank 2 (host-c) is gone (its connection closed)", of a rank that posted no reason. Names the host of the
+  // "lost rank 2 on host-c (connection closed)", of a rank that posted no reason. Names the host of the
   // store when that does not answer.
   std::string describe_loss(const std::string& who, std::string_view how) const;
 

@@ -73,10 +73,14 @@ class Mesh final : public Fabric {
     const bool by_store = options_.addresses.empty();
     HET_REQUIRE(by_store || static_cast<int>(options_.addresses.size()) == options_.size, options_.size);
     HET_REQUIRE(options_.store != nullptr || (!by_store && options_.board != nullptr), options_.rank);
-    if (options_.host.empty()) options_.host = host_name();
+    if (options_.one_host)
+      options_.host.clear();
+    else if (options_.host.empty())
+      options_.host = host_name();
     board_ = std::make_shared<StatusBoard>(options_.board != nullptr ? options_.board : options_.store,
                                            options_.prefix, options_.rank, options_.store_host);
-    for (const TcpAddress& address : options_.addresses) addresses_.emplace_back(address);
+    for (const TcpAddress& address : options_.addresses)
+      addresses_.push_back(TcpAddress{options_.one_host ? "" : address.host, address.endpoint});
     addresses_.resize(static_cast<size_t>(options_.size));
     acceptor_->open(options_.generation, [arrivals = arrivals_](Acceptor::Arrival arrival) {
       arrivals->deliver(std::move(arrival));
@@ -142,6 +146,7 @@ class Mesh final : public Fabric {
     const std::optional<TcpAddress> address = read_address(*text);
     if (!address) return TcpAddress{};
     known = address;
+    if (options_.one_host) known->host.clear();
     return known;
   }
 

@@ -36,8 +36,9 @@ struct TcpOptions {
   std::shared_ptr<KeyValue> store;  // not needed with addresses and a board
   std::shared_ptr<KeyValue> board;  // the same, but giving up soon: asked when a peer is lost; absent: store
   std::string prefix;               // of its keys: the run and the generation. A second fabric needs another.
-  std::string store_host;           // "rank 0 (host-a)", when a rank serves store and board; empty: none
+  std::string store_host;           // "rank 0 on host-a", when a rank serves store and board; empty: none
   std::string host;                 // this machine, for messages; empty: its host name
+  bool one_host = false;            // of all ranks: messages name none
   Timeouts timeouts;
   std::shared_ptr<Pacer> pacer;
   // The connection of a group with that rank was closed by the other end, or could not be made, or the rank

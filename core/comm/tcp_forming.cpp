@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "core/base/error.h"
+#include "core/comm/operations.h"
 #include "core/comm/tcp_frames.h"
 #include "core/net/proof.h"
 
@@ -145,7 +146,6 @@ class Attempt {
 
  private:
   int rank() const { return f_.options.rank; }
-  std::string self() const { return fmt::format("rank {} ({})", rank(), f_.options.host); }
 
   std::vector<PendingPeer> who_is_missing() const {
     std::vector<PendingPeer> missing;
@@ -165,8 +165,7 @@ class Attempt {
       if (!found && late) continue;
       if (!found) return true;
       if (found->endpoint.port == 0)
-        fail(ErrorKind::peer, "{}: the entry of rank {} in the store is not an address", self(),
-             member.rank.rank);
+        fail(ErrorKind::peer, "the entry of rank {} in the store is not an address", member.rank.rank);
       member.rank.host = found->host;
       member.endpoint = found->endpoint;
       member.stage = member.rank.rank < rank() ? Stage::arrival : Stage::pause;
@@ -186,8 +185,8 @@ class Attempt {
     } catch (const Error& error) {
       f_.groups.require_alive();
       if (f_.options.store_host.empty()) throw;
-      give_up(fmt::format("{} could not form group '{}': {}, who serves the store, does not answer ({})",
-                          self(), name_, f_.options.store_host, error.sentence()));
+      give_up(fmt::format("lost {}, which serves the store (it does not answer: {}) while forming group '{}'",
+                          f_.options.store_host, error.sentence(), name_));
     }
   }
 
@@ -303,9 +302,9 @@ class Attempt {
     for (const std::string_view group : {std::string_view(name_), kAnyGroup})
       if (const auto why = f_.board.reason_of(group, member.rank.rank)) gave_up(member, *why);
     give_up(generation > f_.options.generation
-                ? fmt::format("{} could not form group '{}': {} is in generation {} already, this rank in {}",
-                              self(), name_, to_string(member.rank), generation, f_.options.generation)
-                : fmt::format("{} could not form group '{}': {} has ended generation {}", self(), name_,
+                ? fmt::format("could not form group '{}': {} is in generation {} already, this rank in {}",
+                              name_, to_string(member.rank), generation, f_.options.generation)
+                : fmt::format("could not form group '{}': {} has ended generation {}", name_,
                               to_string(member.rank), f_.options.generation));
   }
 
@@ -315,7 +314,7 @@ class Attempt {
     if (!member.socket || member.left) return;
     pollfd polled{member.socket.number(), POLLRDHUP, 0};
     if (::poll(&polled, 1, 0) == 0) return;
-    if (!ends_with_goodbye(member.socket)) lost(member, "its connection closed");
+    if (!ends_with_goodbye(member.socket)) lost(member, "connection closed");
     member.left = true;
   }
 
@@ -325,17 +324,13 @@ class Attempt {
     if (f_.options.ended) f_.options.ended(member.rank.rank, false);
     const milliseconds timeout = f_.options.timeouts.timeout;
     if (!is_late(until_ - timeout, timeout))
-      give_up(fmt::format("{} could not form group '{}': {}", self(), name_,
-                          f_.board.describe_loss(to_string(member.rank), how)));
-    give_up(fmt::format("{} waited {:.1f} s to form group '{}': {}", self(),
-                        static_cast<double>(timeout.count()) / 1e3, name_,
-                        describe(f_.board.suspects({member.rank}), "has not arrived")));
+      give_up(fmt::format("{} while forming group '{}'", f_.board.describe_loss(to_string(member.rank), how),
+                          name_));
+    give_up(did_not_join(name_, f_.board.suspects({member.rank}), timeout));
   }
 
   [[noreturn]] void gave_up(const Member& member, const std::string& why) {
-    give_up(fmt::format("{} could not form group '{}': {}", self(), name_,
-                        describe_giving_up(to_string(member.rank), why)),
-            why);
+    give_up(lost_text(to_string(member.rank), why), why);
   }
 
   [[noreturn]] void give_up_waiting(const std::vector<PendingPeer>& missing) {
@@ -345,7 +340,7 @@ class Attempt {
     const std::vector<PendingPeer> suspects = f_.board.suspects(missing);
     if (f_.options.ended)
       for (const PendingPeer& one : suspects) f_.options.ended(one.rank, false);
-    std::string text = did_not_join(self(), name_, suspects, f_.options.timeouts.timeout);
+    std::string text = did_not_join(name_, suspects, f_.options.timeouts.timeout);
     for (const Member& member : members_)
       if (member.stage != Stage::done && !member.problem.empty()) text += fmt::format("; {}", member.problem);
     if (const std::vector<std::string> rejected = f_.acceptor.rejected(); !rejected.empty())

@@ -53,7 +53,7 @@ class TcpChannel final : public Channel {
   };
 
   void posted(int peer, bool open) {
-    if (!open) throw LostPeer{peer, "its connection was closed here"};
+    if (!open) throw LostPeer{peer, "connection closed by this rank"};
     peers_[static_cast<size_t>(peer)].posted = any_posted_ = true;
   }
 
@@ -104,7 +104,7 @@ class TcpChannel final : public Channel {
     const TcpConnection& connection = *peers_[static_cast<size_t>(peer)].connection;
     throw LostPeer{peer, connection.broken() ? "it sent what no rank sends"
                          : connection.left() ? "it left"
-                                             : "its connection closed"};
+                                             : "connection closed"};
   }
 
   [[noreturn]] void refuse(const Peer& p, int peer) const {

@@ -1,6 +1,7 @@
 #include "core/run/cluster.h"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -59,8 +60,11 @@ std::shared_ptr<Cluster> Cluster::join(JoinSettings settings) {
   cluster->size_ = tcp.size = options.world_size;
   tcp.generation = membership.generation();
   tcp.address = joining.rendezvous.address;
+  const std::vector<MemberInfo>& members = membership.members();
+  tcp.one_host = std::all_of(members.begin(), members.end(),
+                             [&](const MemberInfo& each) { return each.host == members[0].host; });
   if (!joining.by_launcher() && !by_etcd)
-    tcp.store_host = fmt::format("rank 0 ({})", membership.members()[0].host);
+    tcp.store_host = tcp.one_host ? "rank 0" : fmt::format("rank 0 on {}", members[0].host);
   const std::string store_host = tcp.rank == 0 ? "" : tcp.store_host;
   tcp.pacer = make_shaped_links(joining.settings.links, tcp.size);
   cluster->fabric_ = make_tcp(std::move(tcp));
@@ -86,7 +90,8 @@ Cluster::Cluster(std::shared_ptr<Store> store, std::shared_ptr<Generation> gener
 Cluster::~Cluster() {
   if (watch_ == nullptr || left_) return;
   std::string why = fabric_->cause();
-  if (why.empty()) why = fmt::format("rank {} ended before the run did", rank_);
+  if (why.empty())
+    why = std::uncaught_exceptions() > 0 ? "it ended with an error" : "it ended before the run did";
   fabric_->abort(why);
   if (connecting_.valid()) connecting_.wait();
   watch_.reset();

@@ -23,7 +23,7 @@ struct Generation::Listener {
     heard = heard || !goodbye;
     if (member == nullptr) return;
     if (goodbye)
-      member->broken(generation, fmt::format("rank {} gave up", rank));
+      member->broken(generation, fmt::format("lost rank {} (it gave up)", rank));
     else
       member->peer_lost(generation, rank);
   }

@@ -30,7 +30,7 @@ void MemberWatch::watch() {
     }
   } catch (const Error&) {
     if (!store_host_.empty() && !left_.contains(0) && !store_answers())
-      abort(fmt::format("{}, who served the store, is gone", store_host_));
+      abort(fmt::format("lost {}, which serves the store (it does not answer)", store_host_));
     // Another store that is gone decides nothing while all members live.
   }
 }

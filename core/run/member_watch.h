@@ -19,7 +19,7 @@ namespace het {
 // Watches in a thread of its own, until it is destroyed.
 class MemberWatch {
  public:
-  // `store_host`: "rank 0 (host-a)", when another rank serves the store; empty: none does.
+  // `store_host`: "rank 0 on host-a", when another rank serves the store; empty: none does.
   MemberWatch(Membership& membership, std::shared_ptr<Store> store, Fabric& fabric, std::string store_host);
   ~MemberWatch();
   MemberWatch(const MemberWatch&) = delete;

@@ -420,9 +420,8 @@ void RosterMachine::decide_as_joiner(Time now) {
 
 // What speaks against the roster, in words; empty: nothing does.
 std::string RosterMachine::why_broken() const {
-  if (!dead_.empty()) return fmt::format("{} is gone", name_of(*dead_.begin()));
-  if (!losses_.empty())
-    return fmt::format("the connection to {} has closed", name_of(losses_.begin()->first));
+  if (!dead_.empty()) return fmt::format("lost {}", name_of(*dead_.begin()));
+  if (!losses_.empty()) return fmt::format("lost {} (connection closed)", name_of(losses_.begin()->first));
   if (edges_.empty()) return {};
   return fmt::format("{} does not reach {}", name_of(edges_.begin()->first), name_of(edges_.begin()->second));
 }

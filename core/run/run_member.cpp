@@ -1,5 +1,6 @@
 #include "core/run/run_member.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
@@ -73,6 +74,9 @@ std::unique_ptr<Generation> RunMember::next() {
         fail(ErrorKind::peer, "a member of generation {} has gone", formation.roster.number);
       tcp.addresses.push_back({record.host, parse_endpoint(record.address)});
     }
+    tcp.one_host =
+        std::all_of(formation.members.begin(), formation.members.end(),
+                    [&](const MemberRecord& each) { return each.host == formation.members[0].host; });
     tcp.ended = std::move(ended);
     return make_tcp(std::move(tcp));
   };

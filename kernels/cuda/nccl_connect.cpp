@@ -106,11 +106,10 @@ void NcclGroup::fail_named(const std::vector<int>& peers, const std::string& wha
     lost = lost_among(peers, detector_);
     if (lost.empty()) std::this_thread::sleep_for(kLook);
   }
-  const std::string cause = lost.empty() ? error.what() : lost;
-  if (what.empty())
-    context_->fail(cause);
+  if (!lost.empty())
+    context_->fail(lost);
   else
-    context_->fail(fmt::format("{}: {}: {}", self(), what, cause), true);
+    context_->fail(what.empty() ? error.what() : fmt::format("{}: {}", what, error.what()));
 }
 
 void NcclGroup::begin(NcclLane& lane, const Entry& entry) {
@@ -148,7 +147,7 @@ void NcclGroup::warm(NcclLane& lane) {
 template <typename Ready>
 void NcclGroup::await_peers(const std::vector<NcclLane*>& lanes, const Ready& ready) {
   const Timeouts& timeouts = detector_.timeouts();
-  const std::string what = fmt::format("its GPU to be connected with those of group '{}'", name());
+  const std::string what = fmt::format("the connection of the GPUs of group '{}'", name());
   const CommClock::time_point since = CommClock::now();
   CommClock::time_point lost_since{};
   bool warned = false;
@@ -173,9 +172,10 @@ void NcclGroup::await_peers(const std::vector<NcclLane*>& lanes, const Ready& re
     if (!lost.empty() && now - lost_since >= kGrace) {
       context_->fail(lost);
     } else if (due != Due::nothing) {
-      const std::string text = waiting_sentence(detector_, rank(), what, since, missing, kSequences - 1);
+      const std::string text =
+          waiting_sentence(detector_, what, since, due == Due::failure, missing, kSequences - 1);
       if (due == Due::failure)
-        context_->fail(text, true);
+        context_->fail(text);
       else if (timeouts.warn)
         timeouts.warn(text);
       warned = true;

@@ -23,7 +23,7 @@ struct Suspect {
   int64_t sequence;
   bool is_message;
   CommClock::time_point since;
-  std::string what;   // "all_reduce of 'w' in group 'g'"
+  std::string what;   // "all-reduce of w"
   std::string error;  // of NCCL's
   std::string lost;
 };
@@ -67,17 +67,16 @@ void NcclContext::end_wait(NcclOperation& operation) {
   OperationTracker::end_wait(operation);
 }
 
-void NcclContext::fail(const std::string& why, bool whole) {
+void NcclContext::fail(const std::string& why) {
   std::vector<std::shared_ptr<Communicator>> hosts;
   Lock lock(mutex);
   reap();  // of no effect when it has failed before
   if (!begin_failure(lock, why)) return;
-  cause_whole = whole;
   for (NcclGroup* group : groups) {
     hosts.push_back(group->host());
     for (NcclLane& lane : group->lanes())
       for (const OperationQueue::Run& run : lane.under_way) {
-        lose(*run.operation, whole ? why : group->reason_for(*run.operation));
+        lose(*run.operation, group->reason_for(*run.operation));
         if (untold_.empty()) untold_ = run.operation->reason;
       }
   }
@@ -144,7 +143,7 @@ void NcclContext::look(Lock& lock) {
       suspect.sequence = kSequences + lane.sequence;
       suspect.is_message = lane.channel.is_message();
       suspect.since = operation.waited_since;
-      suspect.what = text_of(operation.request, group->name());
+      suspect.what = text_of(operation.request);
       if (error != nccl::success && error != nccl::in_progress)
         suspect.error =
             fmt::format("NCCL says \"{}\" ({})", nccl.GetErrorString(error), nccl.GetLastError(lane.comm));
@@ -190,13 +189,13 @@ void NcclContext::look(Lock& lock) {
     operation.warned = true;
     lock.unlock();
     const std::string text =
-        waiting_sentence(*suspect.detector, suspect.host->rank(), suspect.what, suspect.since, suspect.peers,
+        waiting_sentence(*suspect.detector, suspect.what, suspect.since, due == Due::failure, suspect.peers,
                          suspect.is_message ? std::nullopt : std::optional(suspect.sequence));
     lock.lock();
     if (!is_there()) continue;
     lock.unlock();
     if (due == Due::failure)
-      fail(text, true);
+      fail(text);
     else if (timeouts.warn)
       timeouts.warn(text);
     lock.lock();
@@ -224,10 +223,9 @@ std::string lost_among(const std::vector<int>& peers, FailureDetector& detector)
   return lost;
 }
 
-std::string waiting_sentence(FailureDetector& detector, int rank, const std::string& what,
-                             CommClock::time_point since, std::vector<int> missing,
-                             std::optional<int64_t> sequence) {
-  std::string text = waiting_text(detector.peer_name(rank), since, what);
+std::string waiting_sentence(FailureDetector& detector, const std::string& what, CommClock::time_point since,
+                             bool over, std::vector<int> missing, std::optional<int64_t> sequence) {
+  const auto text = over ? timeout_text : waiting_text;
   if (sequence) {  // those who wait for the same are no suspects
     detector.post_waiting(*sequence);
     std::this_thread::sleep_for(kSay);
@@ -236,10 +234,10 @@ std::string waiting_sentence(FailureDetector& detector, int rank, const std::str
       if (!detector.is_waiting(peer, *sequence)) suspects.push_back(peer);
     missing = std::move(suspects);
   }
-  if (missing.empty()) return text + "; all ranks say that they wait for it, but the GPUs do not finish it";
-  for (size_t i = 0; i < missing.size(); ++i)
-    text += fmt::format("{} {} has not arrived", i == 0 ? ":" : ",", detector.peer_name(missing[i]));
-  return text;
+  if (missing.empty()) return text(since, "the GPUs, for which all ranks wait", true, what);
+  std::string who;
+  for (const int peer : missing) who += (who.empty() ? "" : ", ") + detector.peer_name(peer);
+  return text(since, who, false, what);
 }
 
 }  // namespace het::HET_CUDA

@@ -53,10 +53,10 @@ class NcclContext : public OperationTracker {
   NcclContext(const NcclContext&) = delete;
   NcclContext& operator=(const NcclContext&) = delete;
 
-  // Abort everything. `why`: as reported to peers, and what the operations' reasons end with; `whole`: it is
-  // a reason as it stands. Returns when nothing touches the memory of operations any more, or when the GPU
-  // has not stopped within kDrain. Called without the mutex.
-  void fail(const std::string& why, bool whole = false);
+  // Abort everything. `why`: as reported to peers, and the operations' reason. Returns when nothing touches
+  // the memory of operations any more, or when the GPU has not stopped within kDrain. Called without the
+  // mutex.
+  void fail(const std::string& why);
   // Take from the lanes what is done.
   void reap();
   // Throws Error(peer) with the reason of an operation that was lost, unless that was thrown before.
@@ -69,7 +69,6 @@ class NcclContext : public OperationTracker {
   const cudaStream_t compute;
 
   // Guarded by the mutex, as all of all groups is.
-  bool cause_whole = false;  // cause() is a reason as it stands
   std::vector<NcclGroup*> groups;
 
  private:
@@ -91,10 +90,10 @@ Due due_after(CommClock::duration waited, bool warned, const Timeouts& timeouts)
 // Why the first of these that is lost is; empty: none is, for all the host's group knows.
 std::string lost_among(const std::vector<int>& peers, FailureDetector& detector);
 
-// "rank 0 (h) has waited 1.0 s for <what>: rank 2 (h) has not arrived", or is held up by one that has not.
-// `sequence`: of the operation on the board; absent: who waits for it as well is not asked.
-std::string waiting_sentence(FailureDetector& detector, int rank, const std::string& what,
-                             CommClock::time_point since, std::vector<int> missing,
-                             std::optional<int64_t> sequence);
+// "waiting 1.0 s for rank 2 on h (has not arrived) during <what>", or for one that holds it up; `over`: "lost
+// rank 2 on h (did not arrive within 1.0 s) during <what>". `sequence`: of the operation on the board;
+// absent: who waits for it as well is not asked.
+std::string waiting_sentence(FailureDetector& detector, const std::string& what, CommClock::time_point since,
+                             bool over, std::vector<int> missing, std::optional<int64_t> sequence);
 
 }  // namespace het::HET_CUDA

@@ -54,7 +54,7 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclContext> context, std::shared_ptr<Commu
 
 void NcclGroup::abort(std::string_view why) {
   host_->abort(why);  // calls watch()'s function
-  context_->fail(abort_text(self(), name(), why));
+  context_->fail(lost_text(self(), why));
 }
 
 std::vector<int> NcclGroup::peers_of(const NcclLane& lane) const {
@@ -69,14 +69,12 @@ std::vector<int> NcclGroup::all_peers() const {
 }
 
 std::string NcclGroup::reason_for(const TrackedOperation& operation) const {
-  return fmt::format("{}: {}", failure_text(self(), operation, name()), context_->cause());
+  const std::string& cause = context_->cause();
+  return cause.starts_with("lost ") ? during_text(cause, operation.request)
+                                    : fmt::format("{} failed: {}", text_of(operation.request), cause);
 }
 
-void NcclGroup::throw_cause() const {
-  const std::string& cause = context_->cause();
-  throw Error(ErrorKind::peer,
-              context_->cause_whole ? cause : fmt::format("{}: {}", failure_text(self(), name()), cause));
-}
+void NcclGroup::throw_cause() const { throw Error(ErrorKind::peer, context_->cause()); }
 
 // The peers are done with the group as well, or are given up: a communicator that goes away takes what it
 // shares with them along.

@@ -42,10 +42,10 @@ def last_words(err):
 
 def suspects(sentence):
     """The ranks that a sentence says are dead, silent or missing."""
-    which = r'rank (\d+)(?: on [^ ]+)?(?: \([^)]*\))?,? '
-    said = (r'(?:has not arrived|began it and fell silent|is gone|was lost|did not join|was killed|who served the store, is gone'
-            r'|who serves the store)')
-    return {int(rank) for words in (which + said, r'missing: rank (\d+)') for rank in re.findall(words, sentence)}
+    waited_for = re.sub(r', which rank \d+ waits for', '', sentence)
+    one = r'rank \d+(?: on [^ ,]+)?'
+    lists = re.findall(rf'(?:lost|s for|missing:) ({one}(?:, {one})*)', waited_for) + re.findall(rf'({one}) was killed', waited_for)
+    return {int(rank) for words in lists for rank in re.findall(r'rank (\d+)', words)}
 
 
 def own_name_is_loopback():

@@ -317,14 +317,14 @@ TEST_CASE("why a member gave up is heard by the others", "[cluster]") {
       REQUIRE(outcomes[1].membership);
       const std::string word = outcomes[1].membership->prefix() + "word";
       stores->connect()->put(word, "more", outcomes[1].membership->lease());
-      outcomes[1].membership->give_up("rank 4 (gamma) is gone");
+      outcomes[1].membership->give_up("the disk is full");
       outcomes[1].membership.reset();
       const auto lost = take_changes(*outcomes[0].membership, 1);
       REQUIRE(lost.size() == 1);
       CHECK(lost[0].kind == MemberChange::Kind::lost);
       CHECK(lost[0].rank == 1);
       CHECK_FALSE(lost[0].lapsed);
-      CHECK(lost[0].sentence == "rank 1 on beta gave up, because rank 4 (gamma) is gone");
+      CHECK(lost[0].sentence == "lost rank 1 on beta (the disk is full)");
       CHECK(stores->connect()->get(word));  // what else it said outlives it for a while
     }
 }

@@ -167,17 +167,17 @@ TEST_CASE("requests that make no sense are refused by name", "[comm]") {
     return problems.empty() ? std::string() : problems.front();
   };
   CollectiveRequest request{Kind::all_gather, DType::f32, {1, 2}, -1, 0, Reduction::sum, "w"};
-  CHECK(problem(request) == "all_gather of 'w': 2 counts given for 3 ranks; it takes 3");
+  CHECK(problem(request) == "all-gather of w: 2 counts given for 3 ranks; it takes 3");
   request.counts = {1, -2, 3};
-  CHECK(problem(request) == "all_gather of 'w': a count is -2; counts are at least 0");
+  CHECK(problem(request) == "all-gather of w: a count is -2; counts are at least 0");
   request.counts = {1, 0, 3};
   CHECK(problem(request) == "");
   CHECK(problem({Kind::send, DType::f32, {1}, 1, 0, Reduction::sum, "w"}) ==
-        "send of 'w': rank 1 would talk to itself");
+        "send of w: rank 1 would talk to itself");
   CHECK(problem({Kind::broadcast, DType::f32, {1}, 3, 0, Reduction::sum, "w"}) ==
-        "broadcast of 'w': peer 3 is no rank of the group; it has ranks 0 to 2");
+        "broadcast of w: peer 3 is no rank of the group; it has ranks 0 to 2");
   CHECK(problem({Kind::all_reduce, DType::boolean, {1}, -1, 0, Reduction::max, "w"}) ==
-        "all_reduce of 'w': booleans cannot be reduced; use u8");
+        "all-reduce of w: booleans cannot be reduced; use u8");
 }
 
 TEST_CASE("a maximum keeps NaN, and integer sums wrap", "[comm]") {

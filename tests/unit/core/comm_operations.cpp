@@ -127,19 +127,35 @@ TEST_CASE("collectives share a queue, messages one for each pair, direction and 
   CHECK(find_queue(queues, message(Kind::receive, 2, 5)) == nullptr);
 }
 
-TEST_CASE("operations are named with their tensor, group and rank", "[comm]") {
-  TrackedOperation operation;
-  operation.request = sum_of("w");
-  operation.times.begun = CommClock::now() - std::chrono::milliseconds(1500);
-  const std::string who = "rank 0 (host-a)";
-  CHECK(text_of(operation.request) == "all_reduce of 'w'");
-  CHECK(given_up_text(operation.request) == "all_reduce of 'w' was given up");
-  CHECK(failure_text(who, "g") == "rank 0 (host-a): group 'g' failed");
-  CHECK(abort_text(who, "g", "why") == "group 'g' was aborted on rank 0 (host-a): why");
-  const std::string failed = failure_text(who, operation, "g");
-  CHECK(failed.starts_with("rank 0 (host-a): all_reduce of 'w' in group 'g' failed after "));
-  CHECK(failed.ends_with(" s"));
-  const std::string waiting = waiting_text(who, operation.times.begun, text_of(operation.request, "g"));
-  CHECK(waiting.starts_with("rank 0 (host-a) has waited "));
-  CHECK(waiting.ends_with(" s for all_reduce of 'w' in group 'g'"));
+TEST_CASE("a failure is one sentence: which rank, why, during what", "[comm]") {
+  const CollectiveRequest request = sum_of("w");
+  CHECK(text_of(request) == "all-reduce of w");
+  CHECK(text_of(sum_of("gradients of layer embedding")) == "gradient all-reduce of layer embedding");
+  CHECK(text_of(sum_of("gradients")) == "gradient all-reduce");
+  CHECK(text_of(sum_of("gradientsome")) == "all-reduce of gradientsome");
+  CollectiveRequest gather = sum_of("parameters of layer head");
+  gather.kind = CollectiveKind::reduce_scatter;
+  CHECK(text_of(gather) == "parameter reduce-scatter of layer head");
+  CHECK(given_up_text(request) == "all-reduce of w was given up");
+
+  const std::string who = "rank 2 on host-b", lost = lost_text(who, "connection closed");
+  CHECK(lost == "lost rank 2 on host-b (connection closed)");
+  CHECK(lost_text("rank 1", lost) == lost);  // what it says of another is passed on
+  const std::string whole = during_text(lost, request);
+  CHECK(whole == "lost rank 2 on host-b (connection closed) during all-reduce of w");
+  CHECK(during_text(whole, sum_of("loss")) == whole);
+  const std::string forming = "lost rank 2 (did not join within 1.0 s) while forming group 'g'";
+  CHECK(during_text(forming, request) == forming);
+
+  const auto since = CommClock::now() - std::chrono::milliseconds(1500);
+  const auto about = [](std::string text) {  // without the time
+    const size_t digits = text.find_first_of("0123456789", text.find("1."));
+    return text.erase(digits, text.find(' ', digits) - digits);
+  };
+  CHECK(about(waiting_text(since, "rank 2", false, "x")) ==
+        "waiting  s for rank 2 (has not arrived) during x");
+  CHECK(about(waiting_text(since, "rank 2", true, "x")) == "waiting  s for rank 2 (no answer) during x");
+  CHECK(about(timeout_text(since, "rank 2", false, "x")) ==
+        "lost rank 2 (did not arrive within  s) during x");
+  CHECK(about(timeout_text(since, "rank 2", true, "x")) == "lost rank 2 (no answer for  s) during x");
 }

@@ -265,7 +265,7 @@ TEST_CASE(
   }
   CHECK(goodbye);
   CHECK(payload < kSize);
-  CHECK(outcome_of([&] { channel->send(1, memory.data(), 1); }).lost == "1: its connection was closed here");
+  CHECK(outcome_of([&] { channel->send(1, memory.data(), 1); }).lost == "1: connection closed by this rank");
 }
 
 TEST_CASE("what a peer sent before it was gone is received, and then it is lost", "[comm]") {
@@ -288,7 +288,7 @@ TEST_CASE("what a peer sent before it was gone is received, and then it is lost"
     CHECK(in == "abc");
     channel->receive(1, reinterpret_cast<std::byte*>(more.data()), 3);
     CHECK(outcome_of([&] { channel->received(1); }).lost ==
-          (goodbye ? "1: it left" : "1: its connection closed"));
+          (goodbye ? "1: it left" : "1: connection closed"));
     played.connections = nullptr;
     CHECK(ended == std::vector{std::pair(1, goodbye)});
   }
@@ -319,10 +319,10 @@ TEST_CASE("two ends that disagree about the size of a message say so, and which 
     if (size <= kEagerBytes) other.join();
     pair.connections[1]->cut();
     if (other.joinable()) other.join();
-    CHECK(sender == fmt::format("rank 1 (host1) expects {} bytes where this rank sends {}", size + 8, size));
+    CHECK(sender == fmt::format("rank 1 on host1 expects {} bytes where this rank sends {}", size + 8, size));
     if (size <= kEagerBytes)
       CHECK(receiver ==
-            fmt::format("rank 0 (host0) sends {} bytes where this rank expects {}", size, size + 8));
+            fmt::format("rank 0 on host0 sends {} bytes where this rank expects {}", size, size + 8));
   }
 }
 
@@ -343,7 +343,7 @@ TEST_CASE("a peer that sends a wrong length, or what was not asked for, is cut o
   };
   const std::string broken = "1: it sent what no rank sends";
   CHECK(lost_by(text_of({FrameKind::data, 100, 0, 100}) + std::string(100, 'x')) ==
-        "rank 1 (host1) sends 100 bytes where this rank expects 80");
+        "rank 1 on host1 sends 100 bytes where this rank expects 80");
   CHECK(lost_by(text_of({FrameKind::data, 40, 0, 80}) + std::string(40, 'x') +
                 text_of({FrameKind::data, 41, 0, 80}) + std::string(41, 'x')) == broken);
   CHECK(lost_by(text_of({FrameKind::data, 5000, 9, 5000}) + std::string(5000, 'x')) == broken);

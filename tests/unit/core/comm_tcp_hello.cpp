@@ -287,9 +287,7 @@ TEST_CASE("a rank of a lower generation learns which one its peer is in", "[comm
   const auto second = make_tcp(newer);
   const auto first = make_tcp(options);
   const std::string text = error_of([&] { first->group("all", {0, 1}); });
-  CHECK(
-      text ==
-      "rank 0 (host0) could not form group 'all': rank 1 (host1) is in generation 6 already, this rank in 4");
+  CHECK(text == "could not form group 'all': rank 1 on host1 is in generation 6 already, this rank in 4");
 }
 
 TEST_CASE("a rank that comes to a generation early waits for its peer to open it", "[comm]") {
@@ -330,8 +328,8 @@ TEST_CASE("the port of a dead member that another run, or another program, has t
     const auto other = std::make_shared<Acceptor>(foreign);
     const auto first = make_tcp(first_of_two(1, own, other->endpoint()));
     const std::string text = error_of([&] { first->group("all", {0, 1}); });
-    CHECK(has(text, "could not form group 'all': rank 1 (host1) is gone (what listens at 127.0.0.1:"));
-    CHECK(has(text, "does not know the run's secret)"));
+    CHECK(has(text, "lost rank 1 on host1 (what listens at 127.0.0.1:"));
+    CHECK(has(text, "does not know the run's secret) while forming group 'all'"));
   }
   SECTION("another run with the same secret, and another rank of this one") {
     for (const char* run : {"run", "another run"}) {
@@ -358,7 +356,7 @@ TEST_CASE("the port of a dead member that another run, or another program, has t
     const auto first = make_tcp(first_of_two(1, own, endpoint));
     const std::string text = error_of([&] { first->group("all", {0, 1}); });
     server.join();
-    CHECK(has(text, "rank 1 (host1) is gone (what listens at 127.0.0.1:"));
+    CHECK(has(text, "lost rank 1 on host1 (what listens at 127.0.0.1:"));
     CHECK(has(text, "is not of hetrun)"));
   }
   SECTION("no program") {
@@ -368,7 +366,7 @@ TEST_CASE("the port of a dead member that another run, or another program, has t
     CHECK(has(error_of([&] {
                 first->group("all", {0, 1});
               }),
-              "rank 1 (host1) is gone (nothing listens at 127.0.0.1:"));
+              "lost rank 1 on host1 (nothing listens at 127.0.0.1:"));
   }
 }
 
@@ -382,8 +380,8 @@ TEST_CASE("who connected without the secret is named when a member does not come
   peer.say(hello_of("run", 1, "all", 0, 1), "a secret that somebody guessed");
   const std::string text = error_of([&] { second->group("all", {0, 1}); });
   CHECK(text ==
-        "rank 1 (host1) waited 0.3 s to form group 'all': rank 0 did not join; 127.0.0.1 connected without "
-        "knowing the run's secret");
+        "lost rank 0 on host0 (did not join within 0.3 s) while forming group 'all'; 127.0.0.1 connected "
+        "without knowing the run's secret");
 }
 
 TEST_CASE("ranks find each other over IPv6", "[comm]") {

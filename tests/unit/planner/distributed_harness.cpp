@@ -369,9 +369,7 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
   if (!verdict.problem.empty()) return verdict;
   const auto outcomes = together(model, plan, devices_in(plan), errors, on, runtime);
   // A rank that lost another says less than that one.
-  const auto lost_another = [](const std::string& error) {
-    return error.find(" did not join") != std::string::npos || error.find(" is gone") != std::string::npos;
-  };
+  const auto lost_another = [](const std::string& error) { return error.starts_with("lost rank "); };
   for (const bool consequence : {false, true})
     for (size_t rank = 0; rank < errors.size(); ++rank)
       if (!errors[rank].empty() && lost_another(errors[rank]) == consequence)
