@@ -67,6 +67,19 @@ bool is_of_a_run(const std::string& name) {
   return bare.ends_with(".safetensors") || std::find(kNames.begin(), kNames.end(), bare) != kNames.end();
 }
 
+// Whether a word of the command line is an option that names this file with code of recipes. --plan may name
+// several, with commas between them.
+bool names_code(const std::string& word, const std::string& file) {
+  for (const std::string option : {"--cluster=", "--old=", "--plan=", "--policy="}) {
+    if (!word.starts_with(option)) continue;
+    const std::string files = word.substr(option.size());
+    if (files == file) return true;
+    return option == "--plan=" && ("," + files + ",").find("," + file + ",") != std::string::npos &&
+           file.find(',') == std::string::npos;
+  }
+  return false;
+}
+
 Descriptor open_folder(const std::string& path) {
   return Descriptor(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
 }
@@ -241,11 +254,10 @@ void RecipeFiles::grant_option(const std::string& name, bool writes) {
 
 void RecipeFiles::add_named(const std::string& file) {
   for (const std::string& word : words_)
-    for (const char* option : {"--cluster=", "--old=", "--plan=", "--policy="})
-      if (word == option + file) {
-        grant(file, false);
-        return add_recipe(file);
-      }
+    if (names_code(word, file)) {
+      grant(file, false);
+      return add_recipe(file);
+    }
   fail_usage("'{}' is not named on the command line", file);
 }
 

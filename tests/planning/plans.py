@@ -54,7 +54,7 @@ class Plans(Case):
         self.assertLess(compute['bf16'], 1.001 * compute['f32'])
         self.assertLess(compute['f16'], 0.4 * compute['f32'])
         self.assertIn('T4 has no units for bf16: its layers that were not measured count at the rate of f32, 8.1 TFLOP/s; with '
-                      'precision = "f16" it has 65.0 TFLOP/s', seconds['bf16']['notes'][0])
+                      'precision = "f16" it has 65 TFLOP/s', seconds['bf16']['notes'][0])
         self.assertEqual(seconds['f16']['notes'], [])
         self.assertEqual(seconds['f16']['model']['precision'], 'f16')
 
