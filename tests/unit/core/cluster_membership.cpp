@@ -304,7 +304,7 @@ TEST_CASE("a member that leaves, and one that dies, are distinguished", "[cluste
       CHECK(lost[0].kind == MemberChange::Kind::lost);
       CHECK(lost[0].rank == 2);
       CHECK(lost[0].generation == 1);
-      CHECK(lost[0].sentence == "rank 2 on child was lost: its lease has lapsed");
+      CHECK(lost[0].sentence == "lost rank 2 on child (its lease has lapsed)");
       CHECK(outcomes[0].membership->watch_members(milliseconds(0)).empty());
     }
 }
@@ -350,7 +350,7 @@ TEST_CASE("survivors open the next generation once, and meet in it", "[cluster]"
   for (const Outcome& outcome : outcomes) REQUIRE(outcome.membership);
   outcomes[1].membership.reset();
   CHECK(take_changes(*outcomes[0].membership, 1).at(0).sentence ==
-        "rank 1 on beta was lost: its lease has lapsed");
+        "lost rank 1 on beta (its lease has lapsed)");
   CHECK(open_generation(*stores->connect(), "test", 1) == 2);
   CHECK(open_generation(*stores->connect(), "test", 1) == 2);
   const auto changes = take_changes(*outcomes[2].membership, 2);
