@@ -287,10 +287,7 @@ std::string text_of(const planner::ProgramsTime& time, const Plan& plan, const s
                       planner::to_text(parts));
   std::string binds;
   for (const std::string_view name : planner::what_binds(parts))
-    for (const planner::StepPart& part : planner::step_parts())
-      if (part.name == name)
-        binds += fmt::format("{}{} ({:.0f} %)", binds.empty() ? "" : ", ", part.words,
-                             100 * parts.*part.seconds / parts.total());
+    binds += (binds.empty() ? "" : ", ") + planner::to_text(parts, name);
   return text + fmt::format("what binds: {}\n", binds.empty() ? "no single part" : binds);
 }
 

@@ -38,10 +38,7 @@ int snapshot_open(lua_State* L) {
 // the model.
 int snapshot_list(lua_State* L) {
   Json::array_t list;
-  const Path folder = Convert<Path>::get(L, 1);
-  std::vector<ListedSnapshot> snapshots = list_snapshots(folder);
-  if (snapshots.empty()) snapshots = list_saved_snapshot(folder);
-  for (const ListedSnapshot& listed : snapshots) {
+  for (const ListedSnapshot& listed : list_place(Convert<Path>::get(L, 1))) {
     Json::array_t files;
     for (const std::string& file : listed.files) files.emplace_back(file);
     list.push_back(Json::object_t{{"step", listed.version.step},

@@ -354,10 +354,7 @@ std::string binding_text(const PlanReport& report) {
       binds += fmt::format("memory ({})", to_text(*what));
       continue;
     }
-    for (const StepPart& part : step_parts())
-      if (part.name == name)
-        binds += fmt::format("{} ({:.0f} %)", name == "compute" ? "the slowest stage's compute" : part.words,
-                             100 * report.parts.*part.seconds / report.parts.total());
+    binds += (name == "compute" ? "the slowest stage's " : "") + to_text(report.parts, name);
   }
   size_t shown = 0;
   for (const WhatIf& what : report.helps)

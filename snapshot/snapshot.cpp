@@ -242,10 +242,12 @@ std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
   return by_version(std::move(found));
 }
 
-std::vector<ListedSnapshot> list_saved_snapshot(const Path& folder) {
-  const Path file = folder.child(kSavedSnapshot);
-  if (kind_of(file) != FileKind::file) return {};
-  return {{SnapshotFile::open(file)->manifest().version, {file.text}}};
+std::vector<ListedSnapshot> list_place(const Path& folder) {
+  std::vector<ListedSnapshot> listed = list_snapshots(folder);
+  const Path saved = folder.child(kSavedSnapshot);
+  if (listed.empty() && kind_of(saved) == FileKind::file)
+    listed.push_back({SnapshotFile::open(saved)->manifest().version, {saved.text}});
+  return listed;
 }
 
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store) {
@@ -267,8 +269,7 @@ Snapshot open_snapshot(const Path& place, std::optional<int64_t> step,
   if (kind_of(place) == FileKind::none) fail_usage("there is no file or folder '{}'", place.text);
   if (kind_of(place) != FileKind::folder) return open_files(place, {place.text});
   Place folder = place_of(place);
-  folder.listed = list_snapshots(place);
-  if (folder.listed.empty()) folder.listed = list_saved_snapshot(place);
+  folder.listed = list_place(place);
   return choose(folder, step, passed_over);
 }
 

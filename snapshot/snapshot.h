@@ -66,8 +66,9 @@ inline constexpr const char* kSavedSnapshot = "training.snapshot";
 // The snapshots in a folder or a store by the names of their files, the newest first. Files are not opened.
 std::vector<ListedSnapshot> list_snapshots(const Path& folder);
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store);
-// That of a saved model's folder; none where it has none. Throws Error(usage) where it cannot be read.
-std::vector<ListedSnapshot> list_saved_snapshot(const Path& folder);
+// Those in a folder of snapshots; in the folder of a saved model that of the model. Throws Error(usage) where
+// the latter cannot be read.
+std::vector<ListedSnapshot> list_place(const Path& folder);
 
 // The snapshot of the files at `paths`, or of the objects at `keys`, whole or not. Throws Error(usage) if one
 // of them cannot be read.

@@ -13,6 +13,7 @@
 #include "core/cluster/recipe_digest.h"
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
+#include "core/comm/operations.h"
 #include "core/io/json.h"
 
 namespace het {
@@ -521,11 +522,10 @@ class MembershipImpl final : public Membership {
       change.kind = MemberChange::Kind::left;
       change.sentence = who + " has left";
     } else if (last != nullptr && !last->gave_up.empty()) {
-      change.sentence = last->gave_up.starts_with("lost ") ? last->gave_up
-                                                           : fmt::format("lost {} ({})", who, last->gave_up);
+      change.sentence = lost_text(who, last->gave_up);
     } else {
       change.lapsed = true;
-      change.sentence = fmt::format("lost {} (its lease has lapsed)", who);
+      change.sentence = lost_text(who, "its lease has lapsed");
     }
     changes.push_back(std::move(change));
   }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "core/data/huggingface/special_tokens.h"
 
 namespace het {
 namespace {
@@ -41,14 +42,9 @@ const std::string* template_in(const Json& config) {
 Json special_tokens_of(const Tokenizer& tokenizer) {
   Json found = Json::object();
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const Json config = file_of(tokenizer, file);
-    if (const Json::object_t* members = as_object(config))
-      for (const auto& [name, value] : *members) {
-        if (!name.ends_with("_token")) continue;
-        const std::string* text = as_string(value);
-        if (text == nullptr) text = as_string(find_member(value, "content"));
-        if (text != nullptr) found[name] = *text;
-      }
+    huggingface::each_named_token(
+        file_of(tokenizer, file),
+        [&](const std::string& name, const std::string& text) { found[name] = text; });
   }
   return found;
 }

@@ -32,7 +32,7 @@ std::vector<NcclGroup::Entry> NcclGroup::exchange(const std::vector<Entry>& own)
   static_assert(std::is_trivially_copyable_v<Entry>);
   const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Entry));
   std::vector<Entry> all;
-  for (const std::string& text : all_gather_text(*host_, bytes, "which GPUs are to be connected")) {
+  for (const std::string& text : all_gather_text(*host_, bytes, "the GPUs to connect")) {
     HET_REQUIRE(text.size() % sizeof(Entry) == 0, text.size());
     for (size_t at = 0; at < text.size(); at += sizeof(Entry))
       std::memcpy(&all.emplace_back(), text.data() + at, sizeof(Entry));

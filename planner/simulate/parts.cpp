@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "core/base/error.h"
+
 namespace het::planner {
 
 double StepParts::total() const {
@@ -40,6 +42,14 @@ std::vector<std::string_view> what_binds(const StepParts& slowest) {
   std::vector<std::string_view> names;
   for (const StepPart* part : large) names.emplace_back(part->name);
   return names;
+}
+
+std::string to_text(const StepParts& parts, std::string_view name) {
+  const auto& all = step_parts();
+  const auto part =
+      std::find_if(all.begin(), all.end(), [&](const StepPart& each) { return each.name == name; });
+  HET_REQUIRE(part != all.end(), name);
+  return fmt::format("{} ({:.0f} %)", part->words, 100 * parts.*part->seconds / parts.total());
 }
 
 std::string to_text(const StepParts& parts) {

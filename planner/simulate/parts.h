@@ -35,6 +35,9 @@ const std::array<StepPart, 9>& step_parts();
 inline constexpr double kComputeBinds = 0.5, kBinds = 0.15;
 std::vector<std::string_view> what_binds(const StepParts& slowest);
 
+// "bubble (30 %)": a part by its name, and its share.
+std::string to_text(const StepParts& parts, std::string_view name);
+
 // "compute 61.2 %, bubble 30.1 %, gradients 8.7 %": all parts of a tenth of a percent or more.
 std::string to_text(const StepParts& parts);
 

@@ -42,7 +42,7 @@ RANK, ALPHA = 4, 6
 
 
 class LowRank(torch.nn.Module):
-    """What adapters add to the weights of all experts [experts, outputs, inputs], of which each of `names` has a part of the rows."""
+    """What adapters add to the weights of all experts [experts, outputs, inputs]; each of `names` has a part of the rows."""
 
     def __init__(self, weight, names, tensors):
         super().__init__()

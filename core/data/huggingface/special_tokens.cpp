@@ -23,21 +23,19 @@ struct Named {
 void add_named(Named& to, const Json& file) {
   const Json::object_t* members = as_object(file);
   if (members == nullptr) return;
+  each_named_token(file, [&](const std::string& member, const std::string& text) {
+    to.all.insert(text);
+    if (member == "mask_token") to.mask = text;
+  });
   for (const auto& [member, value] : *members) {
-    if (member.ends_with("_token")) {
-      const std::string* text = named(value);
-      if (text == nullptr) continue;
-      to.all.insert(*text);
-      if (member == "mask_token") to.mask = *text;
-    } else if (member == "additional_special_tokens" || member == "extra_special_tokens") {
-      const auto add = [&](const Json& one) {
-        if (const std::string* text = named(one)) to.all.insert(*text);
-      };
-      if (const Json::array_t* list = as_array(value))
-        for (const Json& one : *list) add(one);
-      else if (const Json::object_t* object = as_object(value))
-        for (const auto& [role, one] : *object) add(one);
-    }
+    if (member != "additional_special_tokens" && member != "extra_special_tokens") continue;
+    const auto add = [&](const Json& one) {
+      if (const std::string* text = named(one)) to.all.insert(*text);
+    };
+    if (const Json::array_t* list = as_array(value))
+      for (const Json& one : *list) add(one);
+    else if (const Json::object_t* object = as_object(value))
+      for (const auto& [role, one] : *object) add(one);
   }
 }
 
@@ -57,6 +55,14 @@ std::optional<int32_t> id_in(const Json* vocabulary, const std::string& token) {
 }
 
 }  // namespace
+
+void each_named_token(const Json& file,
+                      const std::function<void(const std::string&, const std::string&)>& visit) {
+  const Json::object_t* members = as_object(file);
+  if (members == nullptr) return;
+  for (const auto& [member, value] : *members)
+    if (const std::string* text = member.ends_with("_token") ? named(value) : nullptr) visit(member, *text);
+}
 
 SpecialTokens special_tokens_in(const std::string& tokenizer, const Json& files) {
   Named names;

@@ -3,6 +3,7 @@
 // library's documentation and compared with it in tests/reference/tokenizer_ids.py.
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <unordered_map>
 
 #include "core/base/error.h"
@@ -78,7 +79,10 @@ class JsonTokenizer final : public Tokenizer {
     return texts;
   }
   const Json& files() const override { return files_; }
-  SpecialTokens special_tokens() const override { return special_tokens_in(text_, files_); }
+  SpecialTokens special_tokens() const override {
+    std::call_once(special_read_, [this] { special_ = special_tokens_in(text_, files_); });
+    return special_;
+  }
 
   Json to_json() const override {
     Json json = Json::object_t{{"kind", "huggingface"}, {"json", text_}};
@@ -195,6 +199,8 @@ class JsonTokenizer final : public Tokenizer {
 
   std::string text_;  // of tokenizer.json
   Json files_;        // of others that are saved beside it: text by name
+  mutable std::once_flag special_read_;
+  mutable SpecialTokens special_;
   std::vector<Normalizer> normalizers_;
   std::vector<PreTokenizer> pre_tokenizers_;
   std::unique_ptr<Model> model_;

@@ -29,7 +29,7 @@ end
 local function is_linear(inner) return inner ~= nil and inner.class.name == "nn.linear" end
 
 -- A linear layer, or part of one, that may have an adapter: { path, part, inputs, outputs, names = { theirs, ours } };
--- `classifier` of the one that gives logits; `experts`: how many have one each, of which names have "*" for the number.
+-- `classifier` of the one that gives logits; `experts`: how many have one each; names have "*" for their number.
 local function place_of(path, inner, theirs, part)
   return { path = path, part = part or "", inputs = inner.arguments.inputs, outputs = inner.arguments.outputs,
     names = { theirs or path, path } }

@@ -323,7 +323,7 @@ TEST_CASE("between GPUs, a rank that has not come to connect is named", "[nccl]"
   });
   INFO(errors[0]);
   CHECK(has(errors[0], "lost rank 1 (did not arrive within "));
-  CHECK(has(errors[0], " s) during all-gather of which GPUs are to be connected"));
+  CHECK(has(errors[0], " s) during all-gather of the GPUs to connect"));
   CHECK(errors[1] == "");
 }
 

@@ -1,10 +1,10 @@
 // The synthesiser's problem as an assignment problem: its optimum by two other solvers, and what it bounds.
 #include <catch2/catch.hpp>
 
-#include "planner/assignment/linear.h"
 #include "planner/assignment/solve.h"
-#include "planner/hap/as_assignment.h"
 #include "planner/hap/ratios.h"
+#include "tests/unit/planner/as_assignment.h"
+#include "tests/unit/planner/assignment_linear.h"
 #include "tests/unit/planner/hap_testing.h"
 
 using namespace het;

@@ -154,7 +154,7 @@ TEST_CASE("a ring enters and leaves each host once, over as many interfaces as i
   CHECK(wire(four, 1) == Approx(2 * 11.0 / 12 / 4));
   CHECK(wire(four, 4) == Approx(2 * 11.0 / 12));
   // Between two hosts a tree would carry the bytes once; NCCL expects it to carry them twice, and takes the
-  // ring but where latencies decide: 14 hops of a ring, of which 4 leave a host, against 8 of a tree.
+  // ring but where latencies decide: 14 hops of a ring (4 leave a host) against 8 of a tree.
   const RingGroup two{8, 2, 4, 1, {1e-3, 1e9}, {1e-6, 1e11}, {}};
   CHECK(wire(two, 1) == Approx(2 * 7.0 / 8));
   const RingSeconds small = ring_seconds(CollectiveKind::all_reduce, two, 1, 1e3);

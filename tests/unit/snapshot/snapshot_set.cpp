@@ -117,9 +117,9 @@ TEST_CASE("the folder of a saved model has one snapshot, unless it holds others"
   const Path path(scratch.path(kSavedSnapshot));
   write_snapshot(path, state.manifest, state.parts, true);
   CHECK_THROWS_WITH(open_snapshot(scratch.folder()), Contains("holds no snapshot"));  // still staged
-  CHECK(list_saved_snapshot(Path(scratch.folder())).empty());
+  CHECK(list_place(Path(scratch.folder())).empty());
   commit_staged(path);
-  const auto listed = list_saved_snapshot(Path(scratch.folder()));
+  const auto listed = list_place(Path(scratch.folder()));
   REQUIRE(listed.size() == 1);
   CHECK(listed[0].version.step == 7);
   CHECK(

@@ -1,4 +1,4 @@
-#include "planner/hap/as_assignment.h"
+#include "tests/unit/planner/as_assignment.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "planner/assignment/linear.h"
+#include "tests/unit/planner/assignment_linear.h"
 
 #include <algorithm>
 #include <cmath>
