@@ -12,6 +12,12 @@
 #include "planner/simulate/parts.h"
 #include "planner/simulate/sensitivity.h"
 
+namespace het::planner {
+struct Request;   // planner/request.h
+struct Planned;   // planner/policy.h
+struct Fallback;  // planner/fallback.h
+}  // namespace het::planner
+
 namespace het::lua {
 
 // How a search for a plan is to go on: it looks at this between candidates.
@@ -45,5 +51,10 @@ Json plan_json(const Plan& plan);
 Json spread_json(const planner::LinkSpread& spread);
 Json parts_json(const planner::StepParts& parts);  // seconds by the names of the parts
 Json cluster_json(const planner::Cluster& cluster);
+// The answer to a request: its report as text and data, the plan as data and as Lua, the events of a step.
+Json answer_json(const planner::Request& request, const planner::Planned& planned, const Graph& graph,
+                 bool events);
+// A loss that was planned for: what is lost, and the plan without it or why there is none.
+Json fallback_json(const planner::Fallback& fallback);
 
 }  // namespace het::lua
