@@ -27,7 +27,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     SpecialTokens special;
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
       const std::string& piece = processor_.IdToPiece(id);
-      const bool hides = piece == "[MASK]" || piece == "<mask>";
+      const bool hides = names_mask(piece);
       if (hides) special.mask = id;
       if (hides || processor_.IsControl(id) || processor_.IsUnknown(id)) special.all.push_back(id);
     }

@@ -111,12 +111,14 @@ const std::string& text_member(const Json& json, const char* name, std::string_v
 
 }  // namespace
 
+bool names_mask(std::string_view token) { return token == "[MASK]" || token == "<mask>"; }
+
 SpecialTokens special_tokens_among(std::span<const std::string> tokens) {
   constexpr std::array kSpecial = {"<|endoftext|>", "<s>",   "</s>",  "<pad>", "<unk>",
                                    "[PAD]",         "[UNK]", "[CLS]", "[SEP]"};
   SpecialTokens special;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const bool hides = tokens[i] == "<mask>" || tokens[i] == "[MASK]";
+    const bool hides = names_mask(tokens[i]);
     if (hides) special.mask = static_cast<int32_t>(i);
     if (hides || std::find(kSpecial.begin(), kSpecial.end(), tokens[i]) != kSpecial.end())
       special.all.push_back(static_cast<int32_t>(i));

@@ -9,6 +9,8 @@ std::unique_ptr<Tokenizer> sentencepiece_from_base64(std::string_view model, std
 std::unique_ptr<Tokenizer> bpe_from_json(const Json& json, std::string_view what);
 std::unique_ptr<Tokenizer> huggingface_from_json(const Json& json, std::string_view what);
 
+// Whether a token is one that hides others, by the texts that RoBERTa and BERT have for it.
+bool names_mask(std::string_view token);
 // Of tokens by id: those that GPT-2, RoBERTa or BERT has for special ones.
 SpecialTokens special_tokens_among(std::span<const std::string> tokens);
 

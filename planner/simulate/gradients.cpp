@@ -96,7 +96,6 @@ class FinishStep {
   RingGroup group_of(const std::vector<Member>& members);
   Parts parts_of(size_t layer);
   void cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts);
-  ExchangeSeconds even_seconds(const RingGroup& group, CollectiveKind collective, double bytes) const;
   ExchangeSeconds group_seconds(const RingGroup& group, CollectiveKind collective, int communicators,
                                 double bytes) const;
   ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, size_t first, size_t end,
@@ -365,12 +364,6 @@ void FinishStep::cut_unlike(Parts& parts, const std::vector<std::vector<double>>
   parts.parts.push_back(std::move(whole));
 }
 
-// Each device of a stage is in a communicator of its rank; these share the stage's interfaces.
-ExchangeSeconds FinishStep::even_seconds(const RingGroup& group, CollectiveKind collective,
-                                         double bytes) const {
-  return group_seconds(group, collective, costs_.tensor, bytes);
-}
-
 ExchangeSeconds FinishStep::group_seconds(const RingGroup& group, CollectiveKind collective,
                                           int communicators, double bytes) const {
   ExchangeSeconds result;
@@ -545,7 +538,9 @@ void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, d
   const Segment& segment = segments_[static_cast<size_t>(segment_[first])];
   const double as_even = parameter_bytes * unevenness(first, collective);
   if (segment.parts < 0) {
-    add(first, even_seconds(segment.group, collective, parameters_of(first, end) * as_even), earliest, kind);
+    // Each device of a stage is in a communicator of its rank; these share the stage's interfaces.
+    const double bytes = parameters_of(first, end) * as_even;
+    add(first, group_seconds(segment.group, collective, costs_.tensor, bytes), earliest, kind);
     return;
   }
   const Parts& parts = parts_[static_cast<size_t>(segment.parts)];

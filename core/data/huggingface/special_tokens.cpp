@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/data/huggingface/part.h"
+#include "core/data/tokenizer_kinds.h"
 
 namespace het::huggingface {
 namespace {
@@ -80,7 +81,7 @@ SpecialTokens special_tokens_in(const std::string& tokenizer, const Json& files)
       const auto entry = added.emplace(part["content"].text(), part["id"].id()).first;
       if (!part["special"].flag(false)) continue;
       all.insert(entry->second);
-      if (!names.mask && (entry->first == "[MASK]" || entry->first == "<mask>")) special.mask = entry->second;
+      if (!names.mask && names_mask(entry->first)) special.mask = entry->second;
     }
   const Json* vocabulary = root["model"]["vocab"].json;
   for (const std::string& name : names.all) {
