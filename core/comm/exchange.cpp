@@ -38,18 +38,20 @@ void ChannelState::await_received(int peer, int64_t mark) {
   }
 }
 
+void ChannelState::await_sent(int peer, int64_t mark) {
+  Lane& lane = pairs_[peer];
+  while (lane.send_done < mark) {
+    if (channel_.sent(peer))
+      ++lane.send_done;
+    else
+      interrupted_();
+  }
+}
+
 void ChannelState::await_all() {
   const int size = static_cast<int>(pairs_.size());
   for (int peer = 0; peer < size; ++peer) await_received(peer, pairs_[peer].receive_posted);
-  for (int peer = 0; peer < size; ++peer) {
-    Lane& lane = pairs_[peer];
-    while (lane.send_done < lane.send_posted) {
-      if (channel_.sent(peer))
-        ++lane.send_done;
-      else
-        interrupted_();
-    }
-  }
+  for (int peer = 0; peer < size; ++peer) await_sent(peer, pairs_[peer].send_posted);
 }
 
 std::vector<int> ChannelState::unfinished() {

@@ -24,8 +24,12 @@ class ChannelState {
 
   void send(int peer, const std::byte* from, int64_t bytes);
   void receive(int peer, std::byte* to, int64_t bytes);
-  int64_t received(int peer) const { return pairs_[peer].receive_posted; }  // posted so far: a mark for await
-  void await_received(int peer, int64_t mark);  // all that was posted before the mark
+  // Posted so far: marks for await.
+  int64_t received(int peer) const { return pairs_[peer].receive_posted; }
+  int64_t sent(int peer) const { return pairs_[peer].send_posted; }
+  // All that was posted before the mark.
+  void await_received(int peer, int64_t mark);
+  void await_sent(int peer, int64_t mark);
   void await_all();
   // Peers with a message still on its way. Waits for an interrupt for each of them: only while a thread calls
   // interrupt() again and again.

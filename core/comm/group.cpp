@@ -1,11 +1,13 @@
 #include "core/comm/group.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <list>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -28,6 +30,7 @@ struct Operation : TrackedOperation {
   std::shared_ptr<Scratch> scratch;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  int64_t mark = 0;  // of a message that was posted: what is to be awaited for it
 };
 
 // All collectives of a group, or the messages of one channel, with the thread that runs them.
@@ -37,6 +40,7 @@ struct Queue : OperationQueue {
   std::shared_ptr<Scratch> scratch;
   std::condition_variable work;
   size_t prepared = 0;  // operations that there are: each is under way once at most
+  size_t posted = 0;    // messages: the oldest ones under way that the channel has
   bool asked = false;   // a caller wants to know who is missing, and interrupts the channel until it does
   std::vector<int> missing;    // the answer: ranks of the group
   std::vector<bool> has_come;  // of the missing: whether they took part in this operation at all
@@ -98,6 +102,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   Queue& queue_for(const CollectiveRequest& request);
   void serve(Queue& queue);
   void run(Queue& queue, Operation& operation);
+  void post_messages(Queue& queue);
   void interrupted(Queue& queue);
   void hold(Queue& queue, const Operation& operation, CommClock::time_point arrived);
   struct Missing {
@@ -273,6 +278,7 @@ void Group::serve(Queue& queue) {
       tracker_.lose(operation, reason_for(operation));
     }
     tracker_.finish_first(queue);
+    if (queue.posted > 0) --queue.posted;
     tracker_.changed.notify_all();
   }
 }
@@ -284,9 +290,39 @@ void Group::run(Queue& queue, Operation& operation) {
     meet(operation.request, rank(), size_, *queue.state);
     arrived = CommClock::now();
   }
-  run_collective(operation.request, rank(), size_, *queue.state, operation.in, operation.out,
-                 *operation.scratch);
+  const int peer = queue.channel.peer(rank());
+  if (options_.pacer != nullptr || !queue.channel.is_message()) {
+    run_collective(operation.request, rank(), size_, *queue.state, operation.in, operation.out,
+                   *operation.scratch);
+  } else {
+    post_messages(queue);
+    if (operation.request.kind == CollectiveKind::send)
+      queue.state->await_sent(peer, operation.mark);
+    else
+      queue.state->await_received(peer, operation.mark);
+  }
   if (options_.pacer != nullptr && size_ > 1) hold(queue, operation, arrived);
+}
+
+// The oldest message and some that follow it: the other end answers them while this one is on its way.
+void Group::post_messages(Queue& queue) {
+  constexpr size_t kAtOnce = 4;
+  std::array<Operation*, kAtOnce> next{};
+  size_t count = 0;
+  {
+    const Lock lock(tracker_.mutex);
+    for (; queue.posted < std::min(queue.under_way.size(), kAtOnce); ++queue.posted)
+      next[count++] = static_cast<Operation*>(queue.under_way[queue.posted].operation);
+  }
+  const int peer = queue.channel.peer(rank());
+  ChannelState& state = *queue.state;
+  for (Operation* const operation : std::span(next).first(count)) {
+    const bool sends = operation->request.kind == CollectiveKind::send;
+    const int64_t bytes = operation->request.counts[0] * bytes_of(operation->request.dtype);
+    if (bytes > 0 && sends) state.send(peer, operation->in, bytes);
+    if (bytes > 0 && !sends) state.receive(peer, operation->out, bytes);
+    operation->mark = sends ? state.sent(peer) : state.received(peer);
+  }
 }
 
 void Group::hold(Queue& queue, const Operation& operation, CommClock::time_point arrived) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -9,6 +10,8 @@
 #include <tuple>
 
 #include "core/comm/exchange.h"
+#include "core/comm/group.h"
+#include "core/comm/key_value.h"
 #include "core/comm/steps.h"
 #include "tests/unit/core/comm_testing.h"
 
@@ -78,6 +81,53 @@ class RecordingChannel final : public Channel {
   Recorder& recorder_;
   int rank_;
   std::map<int, std::deque<std::pair<std::byte*, int64_t>>> posted_;
+};
+
+// A channel on which the first message comes when as many have been posted for: the receiver's messages are
+// counted.
+struct Announcements {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int posted = 0;
+  const int awaited;
+  explicit Announcements(int count) : awaited(count) {}
+};
+
+class AnnouncedChannel final : public Channel {
+ public:
+  explicit AnnouncedChannel(Announcements& announcements) : announcements_(announcements) {}
+  void send(int, const std::byte*, int64_t) override {}
+  void receive(int, std::byte*, int64_t) override {
+    const std::lock_guard lock(announcements_.mutex);
+    ++announcements_.posted;
+    announcements_.changed.notify_all();
+  }
+  bool sent(int) override { return true; }
+  bool received(int) override {
+    std::unique_lock lock(announcements_.mutex);
+    return announcements_.changed.wait_for(lock, std::chrono::milliseconds(50),
+                                           [&] { return announcements_.posted >= announcements_.awaited; });
+  }
+  void interrupt() override {}
+
+ private:
+  Announcements& announcements_;
+};
+
+class AnnouncedConnections final : public Connections {
+ public:
+  explicit AnnouncedConnections(Announcements& announcements) : announcements_(announcements) {}
+  std::unique_ptr<Channel> open_channel(uint64_t) override {
+    return std::make_unique<AnnouncedChannel>(announcements_);
+  }
+  void cut() override {}
+  void watch(std::function<void(int)>) override {}
+  void unwatch() override {}
+  std::string host(int) const override { return ""; }
+  bool gone(int) const override { return false; }
+
+ private:
+  Announcements& announcements_;
 };
 
 // What the transport sends, step by step. `requests`: of each rank.
@@ -196,4 +246,22 @@ TEST_CASE("rings and trees take the time of the published formulas", "[comm]") {
   CHECK(seconds(Kind::all_gather, Algorithm::ring, 4) == Approx(3e-3 + 0.75 * 1e-3));
   CHECK(seconds(Kind::all_reduce, Algorithm::tree, 5) == Approx(6e-3 + 2 * 1e-3));
   CHECK(seconds(Kind::all_reduce, Algorithm::mesh, 4) == Approx(2e-3 + 2 * 0.75 * 1e-3));
+}
+
+TEST_CASE("a receiver announces several messages of a channel before the first has come", "[comm]") {
+  constexpr int kMessages = 4;
+  Announcements announcements(kMessages);
+  GroupOptions options;
+  options.name = "two";
+  options.ranks = {0, 1};
+  options.timeouts.timeout = std::chrono::seconds(20);
+  options.board = std::make_shared<StatusBoard>(make_memory_key_value(), "run", 0);
+  const auto group = make_group(options, std::make_unique<AnnouncedConnections>(announcements));
+  std::vector<std::vector<std::byte>> memory(kMessages, buffer(8));
+  std::vector<std::unique_ptr<Collective>> messages;
+  for (int i = 0; i < kMessages; ++i)
+    messages.push_back(group->prepare({Kind::receive, DType::f32, {8}, 1, 7, Reduction::sum, "w"}));
+  for (size_t i = 0; i < messages.size(); ++i) messages[i]->start(nullptr, memory[i].data());
+  for (const auto& message : messages) message->wait();
+  CHECK(announcements.posted == kMessages);
 }
