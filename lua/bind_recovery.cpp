@@ -172,6 +172,7 @@ int restore_state(lua_State* L) {
   if (!lua_isnoneornil(L, 1)) {
     const auto& cluster = check_object<ClusterHandle>(L, 1);
     if (cluster->generation() != nullptr) options.generation = cluster->generation()->number();
+    options.connect_lanes = [cluster] { return cluster->lanes(kMovingLanes); };
   }
   if (!lua_isnoneornil(L, 5)) options.tiers = &check_object<SnapshotsHandle>(L, 5)->tiers();
   if (lua_istable(L, 6)) {

@@ -59,13 +59,15 @@ int Groups::rank() const {
   return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
 }
 
-Communicator& Groups::group(const std::vector<int>& ranks) {
-  std::shared_ptr<Communicator>& made = made_[ranks];
+Communicator& Groups::group(const std::vector<int>& ranks, int lane) {
+  std::shared_ptr<Communicator>& made = made_[{ranks, lane}];
   if (made == nullptr) {
     std::vector<int> in_fabric = ranks;
     if (!members_.empty())
       for (int& rank : in_fabric) rank = members_.at(static_cast<size_t>(rank));
-    made = fabric_->group(fmt::format("{}ranks {}", name_, fmt::join(in_fabric, ",")), in_fabric, pacer_);
+    std::string name = fmt::format("{}ranks {}", name_, fmt::join(in_fabric, ","));
+    if (lane > 0) name += fmt::format(" lane {}", lane);
+    made = fabric_->group(name, in_fabric, pacer_);
   }
   return *made;
 }
@@ -84,7 +86,7 @@ Communicator* Groups::direct(const std::vector<int>& ranks, const std::shared_pt
   const std::string problem = obstacle(peers, ranks);
   Direct& direct = direct_[{ranks, device.get()}];
   direct.device = device;
-  if (problem.empty()) direct.communicator = device->connect(made_[ranks]);
+  if (problem.empty()) direct.communicator = device->connect(made_[{ranks, 0}]);
   if (std::any_of(peers.begin(), peers.end(), [](const PeerInfo& peer) { return peer.has_own_memory != 0; }))
     ways_.push_back(problem.empty()
                         ? fmt::format("{}: from device to device by {}", host.name(), way.library)

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/comm/communicator.h"
@@ -27,8 +28,9 @@ class Groups {
 
   int rank() const;  // -1: not one of `members`
   int size() const { return members_.empty() ? fabric_->size() : static_cast<int>(members_.size()); }
-  // As Fabric::group: members ask for the groups that they share in the same order.
-  Communicator& group(const std::vector<int>& ranks);
+  // As Fabric::group: members ask for the groups that they share in the same order. `lane`: above 0 another
+  // one of the same ranks, over separate connections.
+  Communicator& group(const std::vector<int>& ranks, int lane = 0);
   // The same group from device to device, when every member's device has a library for it of the same version
   // and is a separate device; else null, for all of them. Every member asks, whatever its device; once for
   // each group and device they tell each other what they have.
@@ -42,7 +44,7 @@ class Groups {
   std::string name_;
   std::shared_ptr<Pacer> pacer_;
   std::vector<int> members_;
-  std::map<std::vector<int>, std::shared_ptr<Communicator>> made_;
+  std::map<std::pair<std::vector<int>, int>, std::shared_ptr<Communicator>> made_;  // by ranks and lane
   struct Direct {
     std::shared_ptr<Device> device;
     std::shared_ptr<Communicator> communicator;

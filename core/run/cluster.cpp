@@ -12,10 +12,10 @@
 namespace het {
 namespace {
 
-Communicator& group_of_all(Groups& groups) {
+Communicator& group_of_all(Groups& groups, int lane = 0) {
   std::vector<int> ranks(static_cast<size_t>(groups.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return groups.group(ranks);
+  return groups.group(ranks, lane);
 }
 
 }  // namespace
@@ -135,6 +135,12 @@ std::shared_ptr<Groups> Cluster::paced_groups(std::vector<Link> links) {
 Communicator& Cluster::world() {
   const auto connected = groups();
   return generation_ != nullptr ? generation_->world() : group_of_all(*connected);
+}
+
+std::vector<Communicator*> Cluster::lanes(int count) {
+  std::vector<Communicator*> lanes;
+  for (int lane = 1; lane <= count; ++lane) lanes.push_back(&group_of_all(*groups(), lane));
+  return lanes;
 }
 
 std::shared_ptr<Agreement> Cluster::agreement() {

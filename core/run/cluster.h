@@ -46,6 +46,8 @@ class Cluster {
   // Others of the same ranks, over links as slow as these: by rank from and then rank to.
   std::shared_ptr<Groups> paced_groups(std::vector<Link> links);
   Communicator& world();  // of all ranks
+  // So many more of all ranks, each over separate connections; made on first use. All ranks call it.
+  std::vector<Communicator*> lanes(int count);
   // By which ranks that run the same lines check that they do.
   std::shared_ptr<Agreement> agreement();
   // How what GPUs send each other travels: a sentence for each of this rank's groups that has one.

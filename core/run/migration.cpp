@@ -126,7 +126,8 @@ MigrationResult migrate(Communicator& group, const MigrationPlan& plan, const st
   const bool has_version = state.version() == plan.version;
   if (!setting.keep_other) give_version(state, plan, setting);
   StoreReads store(plan, group.rank(), setting.tiers);
-  const MovingState common{group, named, state, has_version, false, plan.version, setting.tiers, store};
+  const MovingState common{group, setting.lanes, named,         state, has_version,
+                           false, plan.version,  setting.tiers, store};
   Spares kept;  // with keep_other: all that has come
   Rounds rounds(common, plan, [&](const MigrationPlan::Round& round, Spares arrived) {
     if (setting.keep_other) {
@@ -162,7 +163,8 @@ void gather(Communicator& group, const MigrationPlan& plan, const std::vector<St
   HET_REQUIRE(into != nullptr || needs.empty(), needs.size());
   const Needs named = by_name(needs);
   StoreReads store(plan, group.rank(), nullptr);
-  const MovingState common{group, named, state, true, true, plan.version, nullptr, store};
+  const std::vector<Communicator*> lanes;
+  const MovingState common{group, lanes, named, state, true, true, plan.version, nullptr, store};
   const auto put = [&](const MigrationPlan::Round&, const Spares& arrived) {
     for (const StateStore::Spare& part : arrived)
       into->install(part.name, part.slice.is_whole() ? std::nullopt : std::optional(part.slice), part.trained,

@@ -38,6 +38,8 @@ int64_t moved_bytes(const MigrationPlan& plan);
 
 // Memory that a rank takes for the rounds under way, at most, unless one round alone takes more.
 inline constexpr int64_t kMovingBytes = int64_t{256} << 20;
+// Further connections between two ranks, for much that moves.
+inline constexpr int kMovingLanes = 3;
 
 struct MigrationSetting {
   const History* history = nullptr;  // that led to the version; null: the state keeps its history
@@ -45,6 +47,10 @@ struct MigrationSetting {
   // Alike on all ranks: a rank that has state of another version keeps it until all of the plan has come, in
   // memory beside the new one. Otherwise state of another version is dropped at once.
   bool keep_other = false;
+  // Communicators of the same ranks over other connections, alike on all ranks: a TCP connection begins
+  // slowly, above all where acknowledgements wait behind data of the other direction. Parts of the state
+  // travel over these and the group.
+  std::vector<Communicator*> lanes = {};
 };
 
 struct MigrationResult {

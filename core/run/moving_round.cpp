@@ -8,9 +8,8 @@
 namespace het {
 namespace {
 
-// Messages of one channel go one after the other, each announced by its receiver: several channels for each
-// pair of ranks, so that the link is not idle meanwhile. No program's messages have these tags.
-constexpr int kTag = 1000, kChannels = 4;
+// Of the first channel: no program's messages have these tags.
+constexpr int kTag = 1000;
 
 // The packed elements of `part` where they lie side by side in those of `held`.
 std::optional<Tensor> view_of(const Tensor& elements, const TensorSlice& held, const TensorSlice& part) {
@@ -121,16 +120,24 @@ void MovingRound::prepare_needed() {
   }
 }
 
-Collective& MovingRound::start(CollectiveKind kind, int peer, int tag, DType dtype, int64_t elements,
+int MovingRound::Stream::take_channel(int64_t of_move) {
+  const auto least = std::min_element(bytes.begin(), bytes.end());
+  *least += of_move;
+  return static_cast<int>(least - bytes.begin());
+}
+
+Collective& MovingRound::start(CollectiveKind kind, int peer, int channel, DType dtype, int64_t elements,
                                const std::string& label, const std::byte* in, std::byte* out) {
   CollectiveRequest request;
   request.kind = kind;
   request.dtype = dtype;
   request.counts = {elements};
   request.peer = peer;
-  request.tag = tag;
+  request.tag = kTag + channel;
   request.label = label;
-  running_.push_back(common_.group.prepare(request));
+  const size_t lane = static_cast<size_t>(channel) % (common_.lanes.size() + 1);
+  Communicator& group = lane == 0 ? common_.group : *common_.lanes[lane - 1];
+  running_.push_back(group.prepare(request));
   running_.back()->start(in, out);
   return *running_.back();
 }
@@ -140,7 +147,7 @@ void MovingRound::begin_receives() {
   for (const SliceMove& move : round_.moves) {
     if (move.to != rank || move.from == rank) continue;
     Stream& stream = received_[move.from];
-    const int tag = kTag + static_cast<int>(stream.moves.size()) % kChannels;
+    const int channel = stream.take_channel(move.bytes);
     stream.moves.push_back(&move);
     const StateStore::Spare& needed = arrived_.at(move.tensor);
     Receipt receipt{&move, {}, false, nullptr, 0};
@@ -150,13 +157,13 @@ void MovingRound::begin_receives() {
     } else {
       receipt.elements = Tensor(TensorType{needed.part.dtype(), move.slice.shape()});
     }
-    receipt.collective = &start(CollectiveKind::receive, move.from, tag, receipt.elements.dtype(),
+    receipt.collective = &start(CollectiveKind::receive, move.from, channel, receipt.elements.dtype(),
                                 move.slice.elements(), move.tensor, nullptr, receipt.elements.bytes());
     receipts_.push_back(std::move(receipt));
   }
   for (auto& [peer, stream] : received_) {
     stream.seals.resize(2 * stream.moves.size());
-    start(CollectiveKind::receive, peer, kTag, DType::i64, static_cast<int64_t>(stream.seals.size()),
+    start(CollectiveKind::receive, peer, 0, DType::i64, static_cast<int64_t>(stream.seals.size()),
           "checksums of the state", nullptr, reinterpret_cast<std::byte*>(stream.seals.data()));
   }
 }
@@ -167,7 +174,7 @@ void MovingRound::begin_sends() {
   for (const SliceMove& move : round_.moves) {
     if (move.from != rank || move.to == rank) continue;
     Stream& stream = sent_[move.to];
-    const int tag = kTag + static_cast<int>(stream.moves.size()) % kChannels;
+    const int channel = stream.take_channel(move.bytes);
     stream.moves.push_back(&move);
     Tensor elements;
     bool sound = true;
@@ -181,12 +188,12 @@ void MovingRound::begin_sends() {
     }
     stream.seals.push_back(sound ? 1 : 0);
     stream.seals.push_back(sound ? checksum_of(elements) : 0);
-    start(CollectiveKind::send, move.to, tag, elements.dtype(), elements.elements(), move.tensor,
+    start(CollectiveKind::send, move.to, channel, elements.dtype(), elements.elements(), move.tensor,
           elements.bytes(), nullptr);
     sending_.push_back(std::move(elements));
   }
   for (auto& [peer, stream] : sent_)
-    start(CollectiveKind::send, peer, kTag, DType::i64, static_cast<int64_t>(stream.seals.size()),
+    start(CollectiveKind::send, peer, 0, DType::i64, static_cast<int64_t>(stream.seals.size()),
           "checksums of the state", reinterpret_cast<const std::byte*>(stream.seals.data()), nullptr);
 }
 

@@ -2,6 +2,7 @@
 // core/run.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -51,6 +52,7 @@ class StoreReads {
 // What all rounds of a migration share.
 struct MovingState {
   Communicator& group;
+  const std::vector<Communicator*>& lanes;  // more of the same ranks
   const std::map<std::string, const StatePart*>& needs;
   const StateStore& state;  // of this rank
   const bool has_version;   // `state` is of the version that moves: of another none is used
@@ -59,6 +61,10 @@ struct MovingState {
   TierReader* const tiers;
   StoreReads& store;
 };
+
+// Messages of one channel go one after the other, each announced by its receiver: several channels for each
+// pair of ranks, so that the link is not idle meanwhile.
+inline constexpr int kMovingChannels = 4;
 
 class MovingRound {
  public:
@@ -88,6 +94,8 @@ class MovingRound {
   struct Stream {
     std::vector<const SliceMove*> moves;
     std::vector<int64_t> seals;  // [moves, 2]: whether its elements are those that were read, their checksum
+    std::array<int64_t, kMovingChannels> bytes{};  // of the moves, by channel
+    int take_channel(int64_t bytes);               // for the next move: the one with the fewest bytes
   };
   struct Receipt {
     const SliceMove* move;
@@ -107,7 +115,7 @@ class MovingRound {
   bool stays(const std::string& name) const;
   const std::vector<Piece>& own(const std::string& name);
   Tensor packed(const SliceMove& move);
-  Collective& start(CollectiveKind kind, int peer, int tag, DType dtype, int64_t elements,
+  Collective& start(CollectiveKind kind, int peer, int channel, DType dtype, int64_t elements,
                     const std::string& label, const std::byte* in, std::byte* out);
   void place(const SliceMove& move, const Tensor& elements);
   void lose(const SliceMove& move, const std::string& why);

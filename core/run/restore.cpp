@@ -119,10 +119,18 @@ void require_all(const StateStore& state, const std::vector<StatePart>& needs) {
     HET_REQUIRE(state.has(need.name), need.name);
 }
 
+// For so many bytes further connections are worth the time that they take.
+constexpr int64_t kMuch = int64_t{16} << 20;
+
+std::vector<Communicator*> lanes_for(const MigrationPlan& moves, const RestoreOptions& options) {
+  return options.connect_lanes && moved_bytes(moves) >= kMuch ? options.connect_lanes()
+                                                              : std::vector<Communicator*>();
+}
+
 // The members have all of the state: those behind make their update, and it moves to the new layout.
 Restored go_on(Communicator& group, StateStore& state, Executor* executor,
                const std::vector<StatePart>& needs, const Reports& reports, const Settlement& settled,
-               const MovePlanner& plan_moves) {
+               const RestoreOptions& options) {
   Restored restored;
   restored.version = settled.version;
   restored.finished =
@@ -134,12 +142,13 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
     HET_REQUIRE(state.version() == settled.version, state.version().step, settled.version.step);
     state.begin_generation(begun);
   }
-  const MigrationPlan moves = plan_moves(settled.inventory, settled.version, reports.needs);
+  const MigrationPlan moves = options.plan_moves(settled.inventory, settled.version, reports.needs);
   restored.moved_bytes = moved_bytes(moves);
   History history = up_to(reports.history(), settled.version);
   // Its ranks have decided a first step, and none has finished it until now.
   if (!is_on(history, settled.version)) append(history, settled.version, state.nonce());
-  const MigrationResult moved = migrate(group, moves, needs, state, {&history, nullptr, false});
+  const MigrationResult moved =
+      migrate(group, moves, needs, state, {&history, nullptr, false, lanes_for(moves, options)});
   if (!moved.whole) fail(ErrorKind::peer, "{}", moved.damage.empty() ? kChanged : moved.damage);
   require_all(state, needs);
   return restored;
@@ -200,8 +209,7 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     state.begin_generation(reports.next_generation(options.generation));
     if (reports.any_live() && !(reports.any_tier() && reports.is_scattered())) {
       const Settlement settled = settle(reports.members, all_of(reports.needs));
-      if (settled.missing.empty())
-        return go_on(group, state, executor, needs, reports, settled, options.plan_moves);
+      if (settled.missing.empty()) return go_on(group, state, executor, needs, reports, settled, options);
       if (far && !reports.any_tier())
         fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
              show(settled.missing), settled.version.step);
@@ -223,7 +231,8 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     const History history = up_to(reports.history(), found.version);
     if (options.tiers != nullptr) options.tiers->follow(history);
     const MigrationResult moved = migrate(group, found.recovery->moves, needs, state,
-                                          {&history, options.tiers, any_other(reports, found.version)});
+                                          {&history, options.tiers, any_other(reports, found.version),
+                                           lanes_for(found.recovery->moves, options)});
     executor = nullptr;  // its state may have changed
     if (!moved.whole) {  // all choose again without what is damaged
       const auto sentences = all_gather_text(group, moved.damage, "what is damaged");

@@ -37,6 +37,9 @@ struct RestoreOptions {
   TierReader* tiers = nullptr;    // what this member can read beside its device; null: nothing
   double step_seconds = 0;        // of the run; 0: not known
   std::string host;               // of this member
+  // Communicators of the same ranks over other connections, for much that moves (MigrationSetting::lanes).
+  // Every rank has it or none; null: none.
+  std::function<std::vector<Communicator*>()> connect_lanes;
 };
 
 // Every rank of the group calls it. `executor`: that trained the state in the generation before, frozen;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "planner/infinity.h"
 #include "planner/migrate/rounds.h"
 
 namespace het::planner {
@@ -46,22 +47,28 @@ class Migration {
     }
   }
 
+  double seconds(const MissingSlice& missing, int from) const {
+    return options_.seconds ? options_.seconds(from, missing.to, missing.bytes)
+                            : static_cast<double>(missing.bytes);
+  }
+
   void choose_senders() {
     std::vector<size_t> order(missing_.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return missing_[a].bytes > missing_[b].bytes; });
-    std::map<int, double> busy;  // seconds of each sender
+    std::map<int, double> busy;  // seconds of each rank
+    for (const MissingSlice& missing : missing_) {
+      double least = kInfinity;
+      for (const int from : missing.piece.holders) least = std::min(least, seconds(missing, from));
+      busy[missing.to] += least;
+    }
     for (const size_t i : order) {
       MissingSlice& missing = missing_[i];
-      const auto seconds = [&](int from) {
-        return options_.seconds ? options_.seconds(from, missing.to, missing.bytes)
-                                : static_cast<double>(missing.bytes);
-      };
-      const int from =
-          *std::min_element(missing.piece.holders.begin(), missing.piece.holders.end(),
-                            [&](int a, int b) { return busy[a] + seconds(a) < busy[b] + seconds(b); });
-      busy[from] += seconds(from);
+      const int from = *std::min_element(
+          missing.piece.holders.begin(), missing.piece.holders.end(),
+          [&](int a, int b) { return busy[a] + seconds(missing, a) < busy[b] + seconds(missing, b); });
+      busy[from] += seconds(missing, from);
       moves_[missing.tensor].push_back(
           {missing.tensor, std::move(missing.piece.slice), from, missing.to, missing.bytes});
     }

@@ -16,10 +16,11 @@ struct MigrationOptions {
   std::function<double(int from, int to, int64_t bytes)> seconds;
 };
 
-// Of each slice that a rank of `needs` lacks, the holder that is done with it first, the longest transfers
-// chosen first: at most 4/3 of the shortest time for links that are alike (Graham, "Bounds on multiprocessing
-// timing anomalies", 1969). What a rank has itself is not moved. A function of its arguments alone. Throws
-// Error(peer) when a slice has no holder.
+// Of each slice that a rank of `needs` lacks, the holder that then sends and receives least, the longest
+// transfers chosen first (as Graham, "Bounds on multiprocessing timing anomalies", 1969). What a rank
+// receives counts, although links carry both directions at once: its acknowledgements wait behind what it
+// sends. What a rank has itself is not moved. A function of its arguments alone. Throws Error(peer) when a
+// slice has no holder.
 MigrationPlan plan_migration(const Inventory& inventory, Version version,
                              std::span<const std::vector<StatePart>> needs,
                              const MigrationOptions& options = {});

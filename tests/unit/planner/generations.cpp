@@ -1,6 +1,7 @@
 // A run outlives its cluster: generation after generation with other members and another plan, whose state
 // is what the members bring. Ranks are threads of one process.
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -235,6 +236,7 @@ TEST_CASE("a rank lost while state moves leaves all of it whole, in the old layo
   std::mt19937 random(5);
   const Version version{4, 2};
   int losses = 0, spares = 0;
+  std::atomic<int64_t> sent_by_lanes = 0;
   for (int pair = 0; pair < 8; ++pair) {
     const Plan from = random_plan(random, kLayersOfModel, kSizes.samples, true),
                to = random_plan(random, kLayersOfModel, kSizes.samples, true);
@@ -267,7 +269,15 @@ TEST_CASE("a rank lost while state moves leaves all of it whole, in the old layo
           try {
             const auto world = fabrics[r]->group("everyone", all_ranks(*fabrics[r]));
             DyingGroup group(*world, *fabrics[r], static_cast<int>(r) == victim ? last : -1);
-            migrate(group, moves, needs[r], *members[r].state);
+            MigrationSetting setting;
+            std::vector<std::shared_ptr<Communicator>> more;
+            for (int lane = 0; lane < pair % 3; ++lane) {
+              more.push_back(
+                  fabrics[r]->group(fmt::format("everyone, lane {}", lane), all_ranks(*fabrics[r])));
+              setting.lanes.push_back(more.back().get());
+            }
+            migrate(group, moves, needs[r], *members[r].state, setting);
+            for (const auto& lane : more) sent_by_lanes += lane->bytes_sent();
           } catch (const Error& error) {
             if (static_cast<int>(r) == victim) lost = true;
             fabrics[r]->abort(error.what());
@@ -298,9 +308,10 @@ TEST_CASE("a rank lost while state moves leaves all of it whole, in the old layo
   }
   CHECK(losses >= 100);
   CHECK(spares > 0);
+  CHECK(sent_by_lanes > 0);
 }
 
-TEST_CASE("state comes from the holder that is done first, and state without a holder is an error",
+TEST_CASE("state comes from the holder with the least to do, and state without a holder is an error",
           "[generations]") {
   const TensorType type{DType::f32, {8, 4}};
   const TensorSlice whole = TensorSlice::whole(type.shape);
@@ -326,6 +337,18 @@ TEST_CASE("state comes from the holder that is done first, and state without a h
                                return static_cast<double>(bytes) * (from == 1 ? 10 : 1);
                              }});
   CHECK(slow == std::map<int, int>{{2, 0}, {3, 0}});
+
+  // Ranks 0 and 1 have v; rank 1 receives all of w meanwhile, so rank 0 sends both parts of v.
+  Inventory busy;
+  for (const int holder : {0, 1}) busy.add("v", {type, true}, holder, whole);
+  busy.add("w", {type, true}, 3, whole);
+  const std::vector<std::vector<StatePart>> wanted{
+      {{"v", {type, true}, whole}},
+      {{"v", {type, true}, whole}, {"w", {type, true}, whole}},
+      {{"v", {type, true}, rows(0, 4)}},
+      {{"v", {type, true}, rows(4, 8)}, {"w", {type, true}, whole}}};
+  for (const auto& round : plan_migration(busy, {}, wanted).rounds)
+    for (const SliceMove& move : round.moves) CHECK(move.from == (move.tensor == "v" ? 0 : 3));
 
   Inventory half;
   half.add("w", {type, true}, 0, rows(0, 4));
