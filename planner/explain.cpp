@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/plan/device_name.h"
 
 namespace het::planner {
 namespace {
@@ -153,10 +154,9 @@ void add_links(const Request& request, const std::set<std::pair<int, int>>& used
 std::string show_devices(const std::vector<std::string>& devices) {
   std::string text;
   for (size_t i = 0; i < devices.size();) {
-    const std::string host = devices[i].substr(0, devices[i].rfind(':'));
+    const std::string_view host = host_of(devices[i]);
     size_t last = i;
-    while (last + 1 < devices.size() && devices[last + 1].substr(0, devices[last + 1].rfind(':')) == host)
-      ++last;
+    while (last + 1 < devices.size() && host_of(devices[last + 1]) == host) ++last;
     text += (text.empty() ? "" : ", ") + devices[i];
     if (last > i) text += "-" + devices[last].substr(devices[last].rfind(':') + 1);
     i = last + 1;
@@ -325,12 +325,10 @@ std::string recomputed(const std::vector<StageLayout>& chunks) {
   return again.size() == chunks.size() ? "recomputes; " : fmt::format("recomputes {}; ", show_layers(again));
 }
 
-std::string host_of(const DeviceReport& device) { return device.device.substr(0, device.device.rfind(':')); }
-
 // Devices of one stage and host with equal figures share a line.
 bool on_one_line(const DeviceReport& a, const DeviceReport& b) {
   return a.pipeline == b.pipeline && a.stage == b.stage && a.type == b.type && a.share == b.share &&
-         a.memory_bytes == b.memory_bytes && host_of(a) == host_of(b);
+         a.memory_bytes == b.memory_bytes && host_of(a.device) == host_of(b.device);
 }
 
 // ", 1 assumed: 10 Gbit/s, 50 us". All assumed links are equal.

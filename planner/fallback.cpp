@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "core/base/units.h"
+#include "core/plan/device_name.h"
 
 namespace het::planner {
 
@@ -15,7 +16,7 @@ std::vector<Loss> likely_losses(const Cluster& cluster, const Plan& plan) {
   for (const Pipeline& pipeline : plan.pipelines)
     for (const Stage& stage : pipeline.stages)
       for (const std::string& device : stage.devices) {
-        const std::string host = device.substr(0, device.rfind(':'));
+        const std::string host(host_of(device));
         const auto of = std::find_if(cluster.nodes.begin(), cluster.nodes.end(), [&](const Machine& node) {
           return std::find(node.hosts.begin(), node.hosts.end(), host) != node.hosts.end();
         });

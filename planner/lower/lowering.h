@@ -184,6 +184,8 @@ class Lowering {
 
   void post_receives(size_t u);
   void await_receives(size_t u);
+  // Returns the receive's instruction.
+  int receive(const RankAssignment::Message& message, const Operand& to, int microbatch, Phase phase);
 
   // Of a rank whose sends and receives block: the messages between unit `u` and the one before, one after the
   // other. With u behind the last unit: what that one made.
@@ -224,7 +226,8 @@ class Lowering {
   struct Posted {                                  // a receive
     ValueId value;
     int start;
-    Operand place;  // of what comes, in the value's buffer
+    Operand place;                  // of what comes, in the value's buffer
+    std::vector<int64_t> gathered;  // RankAssignment::Message
   };
   std::map<size_t, std::vector<Posted>> posted_;                  // by unit
   std::map<std::pair<int, int>, std::vector<int>> sent_forward_;  // by stage and micro-batch

@@ -10,6 +10,13 @@
 #include "planner/lower/lowering.h"
 
 namespace het {
+namespace {
+
+Phase phase_of(const WorkUnit& unit) {
+  return unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward;
+}
+
+}  // namespace
 
 void Lowering::emit_collective(const Node& node, int microbatch) {
   const auto axis = static_cast<size_t>(node.attributes.get<int64_t>("axis", 0));
@@ -108,23 +115,31 @@ void Lowering::emit_unit(size_t u) {
     if (!assignment_.assigned[n] || assignment_.stage[n] != unit.stage || node.phase == Phase::update ||
         analysis_.invariant_node(node))
       continue;
-    if (node.phase != (unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward)) continue;
+    if (node.phase != phase_of(unit)) continue;
     if (assignment_.deferred[n] != (unit.kind == WorkUnit::Kind::weight_gradient)) continue;
     if (node.phase == Phase::backward && assignment_.recompute[unit.stage]) recompute_for(node, m);
     emit(node, m);
   }
   await_collectives();
   if (unit.kind != WorkUnit::Kind::weight_gradient && !assignment_.runtime.blocking)
-    send(unit.stage, m, unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward);
+    send(unit.stage, m, phase_of(unit));
 }
 
 void Lowering::await_receives(size_t u) {
-  const int m = assignment_.units[u].microbatch;
-  for (const auto& [value, instruction, place] : posted_[u]) {
-    out_.await(instruction);
-    const Operand got = std::get<Start>(out_.program().instructions[instruction]).out;
-    if (got.buffer != place.buffer) out_.copy(Node{}, got, place, m);
-    operand(value, m) = out_.whole(place.buffer);
+  const WorkUnit& unit = assignment_.units[u];
+  for (const Posted& posted : posted_[u]) {
+    out_.await(posted.start);
+    const Operand got = std::get<Start>(out_.program().instructions[posted.start]).out;
+    if (!posted.gathered.empty()) {
+      CollectiveRequest request = request_for(CollectiveKind::all_gather, got, label_of(posted.value));
+      request.counts = posted.gathered;
+      Start gather{assignment_.axis_groups.at(0), std::move(request), got, posted.place, phase_of(unit)};
+      gather.microbatch = unit.microbatch;
+      out_.await(out_.start(std::move(gather)));
+    } else if (got.buffer != posted.place.buffer) {
+      out_.copy(Node{}, got, posted.place, unit.microbatch);
+    }
+    operand(posted.value, unit.microbatch) = out_.whole(posted.place.buffer);
   }
   posted_.erase(u);
 }
@@ -142,8 +157,7 @@ void Lowering::exchange_blocking(size_t u) {
                              receives_first(assignment_.shape, after->stage, *before, *after);
   if (receive_first) receive();
   if (before != nullptr) {
-    const bool forward = before->kind == WorkUnit::Kind::forward;
-    send(before->stage, before->microbatch, forward ? Phase::forward : Phase::backward);
+    send(before->stage, before->microbatch, phase_of(*before));
     await_all_sends();
   }
   if (!receive_first) receive();
@@ -153,7 +167,7 @@ void Lowering::post_receives(size_t u) {
   if (u >= assignment_.units.size() || posted_.count(u) != 0) return;
   auto& posted = posted_[u];
   const WorkUnit& unit = assignment_.units[u];
-  const Phase phase = unit.kind == WorkUnit::Kind::forward ? Phase::forward : Phase::backward;
+  const Phase phase = phase_of(unit);
   if (unit.kind == WorkUnit::Kind::weight_gradient) return;
   for (const RankAssignment::Message& message : assignment_.receives) {
     if (message.stage != unit.stage || message.phase != phase) continue;
@@ -163,17 +177,22 @@ void Lowering::post_receives(size_t u) {
     Operand place = of_value != posted.end()
                         ? Operand{of_value->place.buffer, {}}
                         : out_.add_whole({"received " + hint(message.value), graph_.type(message.value)});
-    place.layout = message.part;
+    if (message.gathered.empty()) place.layout = message.part;
     // A buffer that one message fills is received in place.
     const Operand to = message.part.type.elements() == graph_.type(message.value).elements()
                            ? place
                            : out_.add_whole({"received part of " + hint(message.value), message.part.type});
-    Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
-    receive.request.peer = message.peer;
-    receive.request.tag = message.tag;
-    receive.microbatch = unit.microbatch;
-    posted.push_back({message.value, out_.start(std::move(receive)), place});
+    posted.push_back({message.value, receive(message, to, unit.microbatch, phase), place, message.gathered});
   }
+}
+
+int Lowering::receive(const RankAssignment::Message& message, const Operand& to, int microbatch,
+                      Phase phase) {
+  Start receive{0, request_for(CollectiveKind::receive, to, label_of(message.value)), {}, to, phase};
+  receive.request.peer = message.peer;
+  receive.request.tag = message.tag;
+  receive.microbatch = microbatch;
+  return out_.start(std::move(receive));
 }
 
 void Lowering::send(int stage, int microbatch, Phase phase) {

@@ -125,6 +125,11 @@ class RankAssigner {
   // order of the receiver's.
   void find_messages_between(RankAssignment& assignment, int pipeline, int from, int to, bool sends) const;
 
+  // How many elements of a value each of the devices that share a stage sends, where it goes to another host
+  // (Message::gathered); empty: each sends what it has.
+  std::vector<int64_t> divided(int pipeline, int from, int to, ValueId id) const;
+  bool on_one_host(int pipeline, int stage) const;
+
   // What the devices of a stage have of a value, and which of them have it.
   std::vector<std::pair<TensorSlice, std::vector<int>>> holders_by_slice(const StageCut& cut,
                                                                          ValueId value) const;

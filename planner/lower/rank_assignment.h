@@ -46,6 +46,9 @@ struct RankAssignment {
     int tag;
     Phase phase;  // sends: in which it is made; receives: in which it arrives
     Layout part;  // which elements of the value; all of it where both ranks have the same of it
+    // Elements that each device of the sending stage sends of a value that all of them have, as many devices
+    // receive, and these gather: the network carries it once. Empty: it is not divided.
+    std::vector<int64_t> gathered = {};
   };
   std::vector<Message> sends, receives;
   std::set<ValueId> passed_on;  // that this rank or another of its tensor-parallel group sends

@@ -1,8 +1,10 @@
 // What ranks send to each other: values that pass from one stage to another.
 #include <algorithm>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
+#include "core/plan/device_name.h"
 #include "planner/lower/rank_assigner.h"
 
 namespace het {
@@ -45,13 +47,18 @@ void RankAssigner::find_messages(RankAssignment& assignment, int pipeline, int t
     if (sender == receiver) continue;
     const Phase made = graph_.nodes[producer].phase;
     const int tag = tag_of(pipeline, from, to, made);
-    const Layout whole = Layout::contiguous(graph_.type(id));
+    Layout part = Layout::contiguous(graph_.type(id));
+    const std::vector<int64_t> gathered = divided(pipeline, from, to, id);
+    if (!gathered.empty()) {
+      part = Layout::contiguous({graph_.type(id).dtype, {gathered[static_cast<size_t>(tensor)]}});
+      part.offset = std::accumulate(gathered.begin(), gathered.begin() + tensor, int64_t{0});
+    }
     if (own.count(from) != 0) {
-      assignment.sends.push_back({id, from, receiver, tag, made, whole});
+      assignment.sends.push_back({id, from, receiver, tag, made, part, gathered});
       assignment.passed_on.insert(id);
     }
     if (own.count(to) != 0)
-      assignment.receives.push_back({id, to, sender, tag, received_in(from, to, made), whole});
+      assignment.receives.push_back({id, to, sender, tag, received_in(from, to, made), part, gathered});
   }
   if (uniform_) return;
   const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
@@ -59,6 +66,29 @@ void RankAssigner::find_messages(RankAssignment& assignment, int pipeline, int t
     for (int to = 0; to < stages; ++to)
       if ((own.count(from) != 0 || own.count(to) != 0) && cut_at(pipeline, from) != cut_at(pipeline, to))
         find_messages_between(assignment, pipeline, from, to, own.count(from) != 0);
+}
+
+std::vector<int64_t> RankAssigner::divided(int pipeline, int from, int to, ValueId id) const {
+  constexpr int64_t kLeastBytes = 4096;  // what takes a latency alone
+  const StageCut cut = cut_at(pipeline, from);
+  if (cut.parts() == 1 || cut.axes.size() != 1 || !(*values_)[static_cast<size_t>(id)].is_replicated())
+    return {};
+  const TensorType& type = graph_.type(id);
+  if (type.bytes() <= kLeastBytes || !on_one_host(pipeline, to)) return {};
+  const Pipeline& stages = plan_.pipelines[static_cast<size_t>(pipeline)];
+  const auto host = [&](int stage) { return host_of(stages.stages[static_cast<size_t>(stage)].devices[0]); };
+  if (on_one_host(pipeline, from) && host(from) == host(to)) return {};
+  std::vector<int64_t> counts = cut_points(type.elements(), Shares(static_cast<size_t>(cut.parts()), 1));
+  std::adjacent_difference(counts.begin(), counts.end(), counts.begin());
+  counts.erase(counts.begin());
+  return counts;
+}
+
+bool RankAssigner::on_one_host(int pipeline, int stage) const {
+  const auto& devices =
+      plan_.pipelines[static_cast<size_t>(pipeline)].stages[static_cast<size_t>(stage)].devices;
+  return std::all_of(devices.begin(), devices.end(),
+                     [&](const std::string& device) { return host_of(device) == host_of(devices[0]); });
 }
 
 void RankAssigner::find_messages_between(RankAssignment& assignment, int pipeline, int from, int to,

@@ -138,7 +138,10 @@ void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
                            : occupy(pipeline.interfaces[from], pipeline.interfaces[to], now, busy);
     end = out_free[static_cast<size_t>((hop != nullptr ? hop->out : pipeline.interfaces[from]).first)] +
           link.latency_seconds;
-    if (hop != nullptr) end = std::max(end, now + hop->inside_seconds);
+    if (hop != nullptr)
+      end = std::max(end, now + hop->inside_seconds) + hop->gather_seconds;
+    else
+      end += gather_seconds(stages[to].node, bytes, costs.tensor);
   }
   if (options.events)
     events.push_back({SimEvent::Kind::send, pipeline.source, static_cast<int>(from),
@@ -195,9 +198,11 @@ double SimulatorState::hop_seconds(const PipelineState& pipeline, size_t from, s
   const StageLayout& before = stages[std::min(from, to)];
   const double bytes = costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
   return pipeline.hosts[from] == pipeline.hosts[to]
-             ? costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes / costs.tensor)
+             ? costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes)
              : costs.link(stages[from].node, stages[to].node)
-                   .seconds(bytes / std::min(pipeline.interfaces[from].count, pipeline.interfaces[to].count));
+                       .seconds(bytes /
+                                std::min(pipeline.interfaces[from].count, pipeline.interfaces[to].count)) +
+                   gather_seconds(stages[to].node, bytes, costs.tensor);
 }
 
 // All operations of a group whose input is known to arrive; whether there was one.

@@ -104,6 +104,10 @@ bool SimulatorState::crosses(const StageLayout& a, const StageLayout& b) const {
   return false;
 }
 
+double SimulatorState::gather_seconds(int node, double bytes, int ranks) const {
+  return ranks > 1 ? costs.nodes[static_cast<size_t>(node)].inside.seconds(bytes * (ranks - 1) / ranks) : 0;
+}
+
 Hop SimulatorState::hop_between(size_t pipeline, size_t sends, size_t receives, double bytes) const {
   const auto& stages = layout->pipelines[pipeline].stages;
   const StageLayout &from = stages[sends], &to = stages[receives];
@@ -113,8 +117,12 @@ Hop SimulatorState::hop_between(size_t pipeline, size_t sends, size_t receives, 
     return found == place_interfaces.end() ? stage_interfaces[at(pipeline, stage)] : found->second[rank];
   };
   const bool alike = shares_of(*layout, from) == shares_of(*layout, to);
-  const double each = alike ? bytes / static_cast<double>(receivers.size()) : bytes;
+  const auto elsewhere = [&](const DevicePlace& place) { return host(place) != host(receivers[0]); };
+  const bool divided = alike && std::none_of(receivers.begin(), receivers.end(), elsewhere) &&
+                       std::any_of(senders.begin(), senders.end(), elsewhere);
+  const double each = divided ? bytes / static_cast<double>(receivers.size()) : bytes;
   Hop hop;
+  if (divided) hop.gather_seconds = gather_seconds(to.node, bytes, static_cast<int>(receivers.size()));
   std::vector<double> inside(senders.size(), 0);
   for (size_t r = 0; r < receivers.size(); ++r) {
     const size_t s =

@@ -83,16 +83,20 @@ struct Interfaces {
 };
 
 // How a boundary goes from a stage to its neighbour where the layers of one of them are shared otherwise than
-// by PlanLayout::tensor. Ranks with the same shares send to each other, each its part of the whole, as all
-// others do; else each receiver takes the whole from one sender (planner/lower/rank_messages.cpp).
+// by PlanLayout::tensor. Ranks with the same shares send to each other: to another host each its part of the
+// whole, which the receivers gather, as all others do; else each receiver takes the whole from one sender
+// (planner/lower/rank_messages.cpp).
 struct Hop {
   bool crosses = false;  // else it stays inside a host
   Interfaces out, in;
   Link link;                  // between two interfaces
   double bytes = 0;           // over the link
   double inside_seconds = 0;  // of what stays inside hosts
+  double gather_seconds = 0;  // of the receivers' gathering
   int lanes() const { return std::min(out.count, in.count); }
-  double seconds() const { return std::max(crosses ? link.seconds(bytes / lanes()) : 0, inside_seconds); }
+  double seconds() const {
+    return std::max(crosses ? link.seconds(bytes / lanes()) : 0, inside_seconds) + gather_seconds;
+  }
 };
 
 struct PipelineState {
@@ -233,6 +237,8 @@ struct SimulatorState {
   void classify();
   bool crosses(const StageLayout& a, const StageLayout& b) const;
   Hop hop_between(size_t pipeline, size_t sends, size_t receives, double bytes) const;
+  // Of a boundary that came from another host divided over the devices of a stage.
+  double gather_seconds(int node, double bytes, int ranks) const;
   void fill(PipelineState& state, size_t source);
   bool next_op(const PipelineState& pipeline, size_t worker, Op& op) const;
   void try_start(size_t c, size_t worker, double now);

@@ -84,6 +84,34 @@ TEST_CASE("ranks that block and sum gradients late train the same model", "[dist
   CHECK(late > 0);
 }
 
+TEST_CASE("stages of several devices send a boundary to another host once, divided, and gather it",
+          "[distributed]") {
+  const Graph model = small_model(false, DType::f64);
+  Plan plan;
+  plan.tensor = 2;
+  plan.microbatch = kSamples;
+  plan.pipelines = {{3, {{{"a:0", "a:1"}, 0, 3}, {{"b:0", "b:1"}, 3, 3}}}};
+  const int64_t elements = kSamples * kContext * kWidth;
+  const auto sent_by = [&](const Plan& sender) {
+    int64_t sent = 0, gathered = 0;
+    for (int rank = 0; rank < 4; ++rank)
+      for (const Instruction& instruction : lower(model, sender, rank, true).instructions)
+        if (const auto* start = std::get_if<Start>(&instruction)) {
+          if (start->request.kind == CollectiveKind::send) sent += start->request.counts[0];
+          if (start->request.kind == CollectiveKind::all_gather && start->request.counts.size() == 2 &&
+              start->request.counts[0] == elements / 2)
+            ++gathered;
+        }
+    return std::pair(sent, gathered);
+  };
+  // Three micro-batches, forward and backward; two receivers gather each.
+  CHECK(sent_by(plan) == std::pair<int64_t, int64_t>(2 * 3 * elements, 2 * 3 * 2));
+  CHECK(judge(model, plan, alone(model, 3), 1e-12).problem == "");
+  Plan inside = plan;
+  inside.pipelines[0].stages[1].devices = {"a:2", "a:3"};
+  CHECK(sent_by(inside) == std::pair<int64_t, int64_t>(2 * 2 * 3 * elements, 0));
+}
+
 TEST_CASE("a blocking stage receives first where the next one sends the gradient before it needs activations",
           "[runtime]") {
   for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::gpipe})
