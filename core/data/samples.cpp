@@ -98,11 +98,11 @@ int64_t window_start(const Corpus& corpus, const SamplerOptions& o, int64_t inde
 
 // Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
 // epoch decide; those held out come once, as they stand. Nothing: the holdout has ended.
-std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
+std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index, int64_t row) {
   const int64_t count = corpus.examples(o.split);
   if (o.split == Split::train)
-    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count));
-  return index < count ? std::optional(corpus.example(o.split, index)) : std::nullopt;
+    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count), row);
+  return index < count ? std::optional(corpus.example(o.split, index, row)) : std::nullopt;
 }
 
 // Labels of an example that fit in a context.
@@ -194,9 +194,10 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
       o.mask_token = corpus.special_tokens().mask.value_or(static_cast<int32_t>(corpus.vocabulary_size()));
   }
   require_samples(corpus, o);
-  elements_of({o.batch, o.context});  // refuses a batch of more tokens than can be counted
+  elements_of({o.batch, corpus.rows(), o.context});  // refuses a batch of more tokens than can be counted
   const int64_t tensors = o.split == Split::train && corpus.packs() ? 3 : 2;
-  const int64_t bytes = tensors * TensorType{DType::i32, {o.count, o.context}}.bytes() * (o.ahead + 1);
+  const int64_t bytes =
+      tensors * TensorType{DType::i32, {o.count * corpus.rows(), o.context}}.bytes() * (o.ahead + 1);
   constexpr int64_t kSmall = int64_t{64} << 20;
   if (const int64_t available = bytes < kSmall ? bytes : available_memory(); bytes > available)
     fail_environment("batches of {} samples take {}; {} are available", o.count, show_bytes(bytes),
@@ -215,10 +216,14 @@ ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
   const int64_t examples = corpus.has_examples() ? corpus.examples(split) : 0;
   cuts.examples += examples;
   for (int64_t i = 0; i < examples; ++i) {
-    const Example example = corpus.example(split, i);
-    if (example.tokens.count <= context + 1) continue;
-    ++cuts.cut;
-    cuts.empty += counted_labels(example, context) == 0 ? 1 : 0;
+    bool cut = false, empty = true;
+    for (int64_t row = 0; row < corpus.rows(); ++row) {
+      const Example example = corpus.example(split, i, row);
+      cut = cut || example.tokens.count > context + 1;
+      empty = empty && counted_labels(example, context) == 0;
+    }
+    cuts.cut += cut ? 1 : 0;
+    cuts.empty += cut && empty ? 1 : 0;
   }
   return cuts;
 }
@@ -262,11 +267,11 @@ void Samples::add_rows(const Corpus& corpus) {
 }
 
 // The examples of sample `number` of a corpus: one, or those of a row. In training rows come as single
-// examples do, each once in an epoch. None: the holdout has ended.
-std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number) const {
+// examples do, each once in an epoch. None: the holdout has ended. `row`: of an example.
+std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number, int64_t row) const {
   const auto found = rows_.find(&corpus);
   if (found == rows_.end()) {
-    const auto example = example_of(corpus, options_, number);
+    const auto example = example_of(corpus, options_, number, row);
     return example ? std::vector{*example} : std::vector<Example>{};
   }
   const int64_t count = found->second.count();
@@ -278,13 +283,13 @@ std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number) 
 
 // Examples from their first tokens on, one behind the other. What is left of the row is padding, whose labels
 // are ignored. It stands behind the examples, where no token of a causal model sees it. `starts` may be null.
-void Samples::fill_examples(const Corpus& corpus, int64_t number, int32_t* inputs, int32_t* labels,
-                            int32_t* starts) const {
+void Samples::fill_examples(const Corpus& corpus, int64_t number, int64_t row, int32_t* inputs,
+                            int32_t* labels, int32_t* starts) const {
   const int64_t context = options_.context;
   std::fill_n(inputs, context, 0);
   std::fill_n(labels, context, kIgnoredLabel);
   int64_t at = 0;
-  for (const Example& example : examples_of(corpus, number)) {
+  for (const Example& example : examples_of(corpus, number, row)) {
     const int64_t count = labels_of(example, context);
     copy_example(example, count, inputs + at, labels + at);
     if (starts != nullptr) std::fill_n(starts + at, count, static_cast<int32_t>(at));
@@ -296,19 +301,26 @@ void Samples::fill_examples(const Corpus& corpus, int64_t number, int32_t* input
 // Sample `number`, into rows of inputs, labels and starts.
 void Samples::fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const {
   const auto& [corpus, index] = corpus_.sample(options_.split, number);
-  if (corpus.has_examples()) return fill_examples(corpus, index, inputs, labels, starts);
+  if (corpus.has_examples()) {
+    for (int64_t row = 0; row < corpus.rows(); ++row) {
+      const int64_t at = row * options_.context;
+      fill_examples(corpus, index, row, inputs + at, labels + at, starts);  // which preferences have none of
+    }
+    return;
+  }
   fill_window(corpus, options_, special_, index, inputs, labels);
   if (starts != nullptr) std::fill_n(starts, options_.context, 0);
 }
 
-// Labels of sample `number` that count in the loss.
+// Labels of sample `number` that count in the loss; of preferences, whether it has any.
 int64_t Samples::labelled(int64_t number) const {
   const auto& [corpus, index] = corpus_.sample(options_.split, number);
   if (corpus.has_examples()) {
     int64_t count = 0;
-    for (const Example& example : examples_of(corpus, index))
-      count += counted_labels(example, options_.context);
-    return count;
+    for (int64_t row = 0; row < corpus.rows(); ++row)
+      for (const Example& example : examples_of(corpus, index, row))
+        count += counted_labels(example, options_.context);
+    return corpus.rows() > 1 ? std::min<int64_t>(count, 1) : count;
   }
   if (options_.objective == Objective::next_token) return options_.context;
   std::vector<int32_t> tokens(static_cast<size_t>(options_.context));
@@ -320,12 +332,12 @@ Batch Samples::batch(int64_t cursor) const {
   const SamplerOptions& o = options_;
   Batch batch;
   batch.cursor = cursor;
-  const TensorType type{DType::i32, {o.microbatch, o.context}};
+  const TensorType type{DType::i32, {o.microbatch * corpus_.rows(), o.context}};
   for (int64_t m = 0; m < o.count / o.microbatch; ++m) {
     Tensor inputs(type), labels(type), starts;
     if (!rows_.empty()) starts = Tensor(type);
     for (int64_t s = 0; s < o.microbatch; ++s) {
-      const int64_t at = s * o.context;
+      const int64_t at = s * corpus_.rows() * o.context;
       fill(cursor + o.first + m * o.microbatch + s, inputs.data<int32_t>() + at, labels.data<int32_t>() + at,
            rows_.empty() ? nullptr : starts.data<int32_t>() + at);
     }

@@ -23,8 +23,8 @@ class Samples {
 
  private:
   void add_rows(const Corpus& corpus);
-  std::vector<Example> examples_of(const Corpus& corpus, int64_t number) const;
-  void fill_examples(const Corpus& corpus, int64_t number, int32_t* inputs, int32_t* labels,
+  std::vector<Example> examples_of(const Corpus& corpus, int64_t number, int64_t row) const;
+  void fill_examples(const Corpus& corpus, int64_t number, int64_t row, int32_t* inputs, int32_t* labels,
                      int32_t* starts) const;
   void fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const;
   int64_t labelled(int64_t number) const;

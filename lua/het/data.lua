@@ -40,7 +40,7 @@ function Corpus:sampler(settings)
   return self.native:sampler {
     context = settings.context, batch = settings.batch, microbatch = settings.microbatch, split = settings.split,
     seed = settings.seed, start = settings.start, first = settings.first, count = settings.count,
-    objective = self.objective == "masked" and "masked" or nil,
+    objective = self.objective == "masked" and "masked" or nil,   -- preferences differ by their rows
     mask_share = self.arguments.mask_share,
   }
 end
@@ -123,8 +123,8 @@ function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
 
 define.object {
   name = "corpus",
-  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.masked, data.tokens and data.mixture return "
-    .. "them.",
+  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.preferences, data.masked, data.tokens and "
+    .. "data.mixture return them.",
   members = {
     { "vocab", "corpus.vocab", "Number of different tokens: the model's `vocab`." },
     { "known", "corpus.known", "Of these token ids, from 0 on, text can be made." },
@@ -275,6 +275,12 @@ local jsonl_fields = {
     .. "positions keep them apart", default = false },
 }
 
+-- Examples: `settings` beside those that all of them have.
+local function open_examples(constructor, a, settings, objective)
+  settings.kind, settings.ending, settings.chat_template = "examples", a.ending, a.chat_template
+  return open_encoded(constructor, settings, a, objective)
+end
+
 data.jsonl = define.constructor {
   name = "data.jsonl",
   sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or `messages`, "
@@ -283,9 +289,25 @@ data.jsonl = define.constructor {
   example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
   build = function(a)
-    return open_encoded("data.jsonl", { kind = "examples", counts_all = a.loss == "all", ending = a.ending,
-      chat_template = a.chat_template, packing = a.packing }, a)
+    return open_examples("data.jsonl", a, { counts_all = a.loss == "all", packing = a.packing })
   end,
+}
+
+local preference_fields = {}
+for _, field in ipairs(jsonl_fields) do
+  if field[1] ~= "loss" and field[1] ~= "packing" then preference_fields[#preference_fields + 1] = field end
+end
+
+data.preferences = define.constructor {
+  name = "data.preferences",
+  instead = { packing = "data.jsonl, whose examples can share a row; a pair of answers is two rows",
+    loss = "`loss` of het.train; the tokens of both answers count" },
+  sentence = "Pairs of answers, of which one is better, a JSON object a line: `prompt`, `chosen` and `rejected`, texts "
+    .. "or lists of messages, as TRL has them. A sample is a pair: two rows of a batch, the chosen answer and the "
+    .. "rejected one, each with the prompt before it, padded to the context or cut there.",
+  example = 'data.preferences { path = "pairs.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
+  kind = "corpus", positional = 1, fields = preference_fields, check = check_text("data.preferences"),
+  build = function(a) return open_examples("data.preferences", a, { preferences = true }, "preferences") end,
 }
 
 -- What the tokens of a file were made with, as fields of native.corpus.
@@ -345,7 +367,8 @@ local function check_mixture(a, report)
     else
       first = first or corpus
       if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share then
-        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share")
+        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share; and "
+          .. "data.preferences with data.preferences")
       end
     end
   end
