@@ -353,6 +353,7 @@ int corpus_sampler(lua_State* L) {
   else if (objective != "next_token")
     fail_usage("'{}' is not an objective; there are next_token, masked", objective);
   options.mask_share = field<double>(L, 2, "mask_share").value_or(options.mask_share);
+  options.surrounded = field<bool>(L, 2, "surrounded").value_or(false);
   options.mask_token = field<int32_t>(L, 2, "mask_token").value_or(options.mask_token);
   return Convert<SamplerHandle>::push(L, std::make_shared<Sampler>(corpus, options));
 }

@@ -34,6 +34,9 @@ struct SamplerOptions {
   int64_t start = 0;  // cursor: samples drawn before
   Objective objective = Objective::next_token;
   double mask_share = 0.15;
+  // Of the masked objective: do the tokens that the tokenizer has around a text, such as [CLS] and [SEP],
+  // stand around each window? They count in the context.
+  bool surrounded = false;
   // -1: the tokenizer's; where it has none, the corpus's vocabulary size, so that the model needs one more.
   int32_t mask_token = -1;
   int ahead = 2;  // batches made ahead; 0: none, and no thread

@@ -26,8 +26,13 @@ uint64_t word_of(const std::array<uint32_t, 4>& draw) {
   return static_cast<uint64_t>(draw[0]) << 32 | draw[1];
 }
 
-int64_t tokens_of_sample(const SamplerOptions& o) {
-  return o.context + (o.objective == Objective::next_token ? 1 : 0);
+Surroundings surroundings_of(const Corpus& corpus, const SamplerOptions& o) {
+  if (!o.surrounded || o.objective != Objective::masked || corpus.tokenizer() == nullptr) return {};
+  return {corpus.tokenizer()->prefix(), corpus.tokenizer()->suffix()};
+}
+
+int64_t tokens_of_sample(const SamplerOptions& o, const Surroundings& around) {
+  return o.context - around.count() + (o.objective == Objective::next_token ? 1 : 0);
 }
 
 // What the masked objective does to one token.
@@ -92,8 +97,18 @@ class Masking {
 };
 
 // Where the window of sample `index` begins in its split.
-int64_t window_start(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
-  return sample_start(o, corpus.view(o.split).count - tokens_of_sample(o) + 1, index);
+int64_t window_start(const Corpus& corpus, const SamplerOptions& o, const Surroundings& around,
+                     int64_t index) {
+  return sample_start(o, corpus.view(o.split).count - tokens_of_sample(o, around) + 1, index);
+}
+
+// The tokens of sample `index` as they are given, before any is masked: the context's.
+void copy_window(const Corpus& corpus, const SamplerOptions& o, const Surroundings& around, int64_t index,
+                 int32_t* to) {
+  to = std::copy(around.before.begin(), around.before.end(), to);
+  const int64_t count = o.context - around.count();
+  corpus.view(o.split).copy(window_start(corpus, o, around, index), count, to);
+  std::copy(around.behind.begin(), around.behind.end(), to + count);
 }
 
 // Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
@@ -124,10 +139,10 @@ void copy_example(const Example& example, int64_t count, int32_t* inputs, int32_
 
 // A window of text, or of token ids.
 void fill_window(const Corpus& corpus, const SamplerOptions& o, std::span<const int32_t> special,
-                 int64_t index, int32_t* inputs, int32_t* labels) {
+                 const Surroundings& around, int64_t index, int32_t* inputs, int32_t* labels) {
   const TokenView tokens = corpus.view(o.split);
-  const int64_t start = window_start(corpus, o, index);
-  tokens.copy(start, o.context, inputs);
+  const int64_t start = window_start(corpus, o, around, index);
+  copy_window(corpus, o, around, index, inputs);
   if (o.objective == Objective::next_token) tokens.copy(start + 1, o.context, labels);
   for (int64_t i = 0; i < o.context; ++i)
     if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
@@ -161,13 +176,13 @@ void require_examples(const Corpus& corpus, const SamplerOptions& o) {
 }
 
 // Throws unless the split has something to draw samples from, in every corpus of a mixture.
-void require_samples(const Corpus& corpus, const SamplerOptions& o) {
+void require_samples(const Corpus& corpus, const SamplerOptions& o, const Surroundings& around) {
   for (const MixedCorpus& source : corpus.sources())
     if (source.weight > 0 && (o.split == Split::train || source.corpus->holds_out()))
-      require_samples(*source.corpus, o);
+      require_samples(*source.corpus, o, around);
   if (!corpus.sources().empty() && (o.split == Split::train || corpus.holds_out())) return;
   if (corpus.has_examples()) return require_examples(corpus, o);
-  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
+  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o, around);
   if (have >= need) return;
   fail_usage(
       "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text{}",
@@ -193,7 +208,13 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
     if (o.mask_token < 0)
       o.mask_token = corpus.special_tokens().mask.value_or(static_cast<int32_t>(corpus.vocabulary_size()));
   }
-  require_samples(corpus, o);
+  const Surroundings around = surroundings_of(corpus, o);
+  if (around.count() >= o.context)
+    fail_usage(
+        "a context of {} tokens is full of the {} that the tokenizer of '{}' has around a text; {} is the "
+        "least",
+        o.context, around.count(), corpus.name(), around.count() + 1);
+  require_samples(corpus, o, around);
   elements_of({o.batch, corpus.rows(), o.context});  // refuses a batch of more tokens than can be counted
   const int64_t tensors = o.split == Split::train && corpus.packs() ? 3 : 2;
   const int64_t bytes =
@@ -239,13 +260,17 @@ int64_t sample_start(const SamplerOptions& o, int64_t positions, int64_t index) 
 }
 
 Samples::Samples(const Corpus& corpus, const SamplerOptions& options)
-    : corpus_(corpus), options_(completed(corpus, options)) {
+    : corpus_(corpus), options_(completed(corpus, options)), around_(surroundings_of(corpus, options)) {
   if (options_.objective == Objective::masked) {
     special_ = corpus.special_tokens().all;
     const auto at = std::lower_bound(special_.begin(), special_.end(), options_.mask_token);
     const bool own = options_.mask_token >= corpus.vocabulary_size();
     if (!own && (at == special_.end() || *at != options_.mask_token))
       special_.insert(at, options_.mask_token);
+    special_.insert(special_.end(), around_.before.begin(), around_.before.end());
+    special_.insert(special_.end(), around_.behind.begin(), around_.behind.end());
+    std::sort(special_.begin(), special_.end());
+    special_.erase(std::unique(special_.begin(), special_.end()), special_.end());
   }
   if (options_.split == Split::train) add_rows(corpus);
 }
@@ -308,7 +333,7 @@ void Samples::fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* st
     }
     return;
   }
-  fill_window(corpus, options_, special_, index, inputs, labels);
+  fill_window(corpus, options_, special_, around_, index, inputs, labels);
   if (starts != nullptr) std::fill_n(starts, options_.context, 0);
 }
 
@@ -324,7 +349,7 @@ int64_t Samples::labelled(int64_t number) const {
   }
   if (options_.objective == Objective::next_token) return options_.context;
   std::vector<int32_t> tokens(static_cast<size_t>(options_.context));
-  corpus.view(options_.split).copy(window_start(corpus, options_, index), options_.context, tokens.data());
+  copy_window(corpus, options_, around_, index, tokens.data());
   return Masking(options_, tokens, special_, index).labelled();
 }
 

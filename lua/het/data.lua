@@ -41,7 +41,7 @@ function Corpus:sampler(settings)
     context = settings.context, batch = settings.batch, microbatch = settings.microbatch, split = settings.split,
     seed = settings.seed, start = settings.start, first = settings.first, count = settings.count,
     objective = self.objective == "masked" and "masked" or nil,   -- preferences differ by their rows
-    mask_share = self.arguments.mask_share,
+    mask_share = self.arguments.mask_share, surrounded = self.arguments.special_tokens,
   }
 end
 
@@ -246,6 +246,9 @@ data.text = define.constructor {
 local masked_fields = { unpack(text_fields) }
 masked_fields[#masked_fields + 1] =
   { "mask_share", "number", "share of the tokens to be guessed", default = 0.15, above = 0, below = 1 }
+masked_fields[#masked_fields + 1] =
+  { "special_tokens", "boolean", "the tokens that the tokenizer has around a text, such as [CLS] and [SEP], stand "
+    .. "around each window; they count in the context", default = true }
 
 data.masked = define.constructor {
   name = "data.masked",
@@ -366,8 +369,9 @@ local function check_mixture(a, report)
         i))
     else
       first = first or corpus
-      if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share then
-        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share; and "
+      if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share
+        or corpus.arguments.special_tokens ~= first.arguments.special_tokens then
+        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same arguments; and "
           .. "data.preferences with data.preferences")
       end
     end
@@ -384,7 +388,8 @@ data.mixture = define.constructor {
   build = function(a)
     local settings, first = { kind = "mixture", sources = {} }, a[1][1]
     for i, source in ipairs(a) do settings.sources[i] = { corpus = source[1].native, weight = source[2] } end
-    local mixed = open("data.mixture", settings, { mask_share = first.arguments.mask_share }, first.objective)
+    local mixed = open("data.mixture", settings, { mask_share = first.arguments.mask_share,
+      special_tokens = first.arguments.special_tokens }, first.objective)
     if not define.is_unknown(mixed) then mixed.arguments.holdout = mixed.native.holds_out and 1 or 0 end
     return mixed
   end,

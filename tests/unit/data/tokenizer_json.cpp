@@ -146,6 +146,7 @@ TEST_CASE("a tokenizer.json with the pieces of words, as BERT's") {
     "model": {"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 5,
               "vocab": {"[UNK]": 0, "[MASK]": 1, "un": 2, "##a": 3, "##able": 4, "a": 5, ".": 6, "中": 7, "e": 8, "##ab": 9}}})");
   CHECK(tokenizer->prefix() == Ids{0});
+  CHECK(tokenizer->suffix() == Ids{1});
   CHECK(tokenizer->encode("Una  un.a") == Ids{2, 3, 2, 6, 5});
   CHECK(tokenizer->encode("aable unb") == Ids{5, 4, 0});  // what cannot be written is unknown as a whole
   CHECK(tokenizer->encode("aaaaa aaaaaa") == Ids{5, 3, 3, 3, 3, 0});  // and a long word
