@@ -103,8 +103,13 @@ TEST_CASE("special tokens are those that the files name and mark", "[masked]") {
 
 TEST_CASE("text is composed as Unicode says") {
   CHECK(nfc("e\u0301 a\u0323\u0302 \u1100\u1161\u11A8 \u212B") == "\u00E9 \u1EAD \uAC01 \u00C5");
-  CHECK(nfc("a\u0302\u0323") == "\u1EAD");     // marks are ordered by their class
-  CHECK(nfc("\u0958") == "\u0915\u093C");      // not composed again
+  CHECK(nfc("a\u0302\u0323") == "\u1EAD");       // marks are ordered by their class
+  CHECK(nfc("\u0958") == "\u0915\u093C");        // not composed again
+  CHECK(nfc("\u1AC1\u0323") == "\u1AC1\u0323");  // Unicode 9, as the package, has no class for the first
+  CHECK(nfkc("\u32FF\u33FF") == "\u32FFgal");
+  CHECK(is_mark(0x301));
+  CHECK(!is_mark(0x1AC1));
+  CHECK(is_mark(0x1CF2));
   CHECK(nfc("x\xff\u0301") == "x\xff\u0301");  // a byte that is not UTF-8 stays
   CHECK(nfd("\u00E9\u1EAD\xff\uAC01z") == "e\u0301a\u0323\u0302\xff\u1100\u1161\u11A8z");
   std::string lower;
