@@ -305,9 +305,9 @@ data.preferences = define.constructor {
   name = "data.preferences",
   instead = { packing = "data.jsonl, whose examples can share a row; a pair of answers is two rows",
     loss = "`loss` of het.train; the tokens of both answers count" },
-  sentence = "Pairs of answers, of which one is better, a JSON object a line: `prompt`, `chosen` and `rejected`, texts "
-    .. "or lists of messages, as TRL has them. A sample is a pair: two rows of a batch, the chosen answer and the "
-    .. "rejected one, each with the prompt before it, padded to the context or cut there.",
+  sentence = "Pairs of answers, a better and a worse one, a JSON object a line: `prompt`, `chosen` and `rejected`, "
+    .. "texts or lists of messages, as TRL has them. A sample is a pair: two rows of a batch, the chosen answer and "
+    .. "the rejected one, each with the prompt before it, padded to the context or cut there.",
   example = 'data.preferences { path = "pairs.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = preference_fields, check = check_text("data.preferences"),
   build = function(a) return open_examples("data.preferences", a, { preferences = true }, "preferences") end,

@@ -36,7 +36,7 @@ local da, db = het.grad(function(a, b) return op.sum(product(a, b, 2)) + op.sum(
 close(da, x * 0 + 1)
 close(db, 2 * x)
 
--- The library's: log-probabilities of labels, of which two are ignored.
+-- The library's: log-probabilities of labels; two are ignored.
 local labels, counts = het.tensor({ 2, -100, 0, -100 }, "i32"), het.tensor { 1, 0, 1, 0 }
 local rows = het.tensor { 1, 2, 3, 4 }
 local function plain(a)

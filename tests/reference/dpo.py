@@ -46,7 +46,7 @@ PLANS = {
 
 
 def pairs_of_answers(count):
-    """Lines of the three forms: texts, messages, and messages without a prompt of their own."""
+    """Lines of the three forms: texts, messages, and messages whose prompt is what both begin with."""
     draw = random.Random(4)
     words = 'the of and to in a is that it was for on are with as at be this have from'.split()
 

@@ -18,7 +18,7 @@ end
 --- Whether a parameter or a part of the state is the reference's alone.
 function reference.has(name) return name:sub(1, #prefix) == prefix end
 
---- What a reference of its own parameters begins with.
+--- What a reference that shares no parameters begins with.
 -- @tparam table a a run's arguments
 -- @tparam function put put(name, stored tensor)
 function reference.read(a, put)
