@@ -282,6 +282,7 @@ int new_corpus(lua_State* L) {
     options.chat_template = field<Path>(L, 1, "chat_template").value_or(Path{});
     options.ending = field<std::string>(L, 1, "ending");
     options.packing = field<bool>(L, 1, "packing").value_or(false);
+    options.preferences = field<bool>(L, 1, "preferences").value_or(false);
     options.vocabulary = vocabulary();
     return Convert<CorpusHandle>::push(L, Corpus::from_examples(options));
   }
@@ -352,6 +353,7 @@ int corpus_sampler(lua_State* L) {
   else if (objective != "next_token")
     fail_usage("'{}' is not an objective; there are next_token, masked", objective);
   options.mask_share = field<double>(L, 2, "mask_share").value_or(options.mask_share);
+  options.surrounded = field<bool>(L, 2, "surrounded").value_or(false);
   options.mask_token = field<int32_t>(L, 2, "mask_token").value_or(options.mask_token);
   return Convert<SamplerHandle>::push(L, std::make_shared<Sampler>(corpus, options));
 }
@@ -377,6 +379,7 @@ int corpus_index(lua_State* L) {
     return Convert<int64_t>::push(L, corpus->examples(Split::train) + corpus->examples(Split::holdout));
   }
   if (name == "holds_out") return Convert<bool>::push(L, corpus->holds_out());
+  if (name == "rows") return Convert<int64_t>::push(L, corpus->rows());
   if (name == "packs") return Convert<bool>::push(L, corpus->packs());
   if (name == "mixed_packs") {  // of each source of a mixture 1 where it packs, else 0; nil: it mixes none
     std::vector<int64_t> packs;

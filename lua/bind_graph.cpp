@@ -87,6 +87,13 @@ void graph_output(GraphHandle& graph, std::string name, ValueHandle& value) {
 int graph_begin_layer(GraphHandle& graph, std::string name) {
   return graph->open().begin_layer(std::move(name));
 }
+// Nodes from here on belong to the layer of this index again.
+void graph_enter_layer(GraphHandle& graph, int layer) {
+  GraphBuilder& builder = graph->open();
+  const auto count = static_cast<int>(builder.graph().layers.size());
+  if (layer < 0 || layer >= count) fail_usage("there is no layer {}; there are {}", layer, count);
+  builder.set_layer(layer);
+}
 void graph_push_scope(GraphHandle& graph, std::string name) { graph->open().push_scope(name); }
 void graph_pop_scope(GraphHandle& graph) { graph->open().pop_scope(); }
 void graph_set_phase(GraphHandle& graph, std::string name) {
@@ -423,13 +430,14 @@ int method_of(lua_State* L, std::string_view what, std::string_view name, std::v
 
 void add_graph(lua_State* L) {
   make_class<GraphHandle>(
-      L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
-          bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
-          bind<&graph_push_scope>("push_scope"), bind<&graph_pop_scope>("pop_scope"),
-          bind<&graph_set_phase>("set_phase"), bind<&graph_differentiate>("differentiate"),
-          bind<&graph_gradients>("gradients"), bind<&graph_capture>("capture"),
-          bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
-          bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
+      L,
+      {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
+       bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
+       bind<&graph_enter_layer>("enter_layer"), bind<&graph_push_scope>("push_scope"),
+       bind<&graph_pop_scope>("pop_scope"), bind<&graph_set_phase>("set_phase"),
+       bind<&graph_differentiate>("differentiate"), bind<&graph_gradients>("gradients"),
+       bind<&graph_capture>("capture"), bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"),
+       bind<&graph_cost>("cost"), bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.",
                 {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators"),

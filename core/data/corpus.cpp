@@ -174,6 +174,7 @@ uint64_t Corpus::fingerprint() const {
     sample.append(reinterpret_cast<const char*>(starts_.data()), 8 * starts_.size());
     sample.append(reinterpret_cast<const char*>(counted_.data()), counted_.size());
     if (packs_) sample += "packed";
+    if (rows_ > 1) sample += "preferences";
   }
   return hash_of(sample);
 }
@@ -185,23 +186,22 @@ void Corpus::set_holdout(double holdout) {
 }
 
 int64_t Corpus::examples_or_tokens() const {
-  return has_examples() ? static_cast<int64_t>(starts_.size()) - 1 : all_.count;
+  return has_examples() ? (static_cast<int64_t>(starts_.size()) - 1) / rows_ : all_.count;
 }
 
 int64_t Corpus::examples(Split split) const {
-  const auto all = static_cast<int64_t>(starts_.size()) - 1;
-  return split == Split::train ? train_ : all - train_;
+  return split == Split::train ? train_ : examples_or_tokens() - train_;
 }
 
-Example Corpus::example(Split split, int64_t index) const {
-  HET_REQUIRE(index >= 0 && index < examples(split), index);
-  const auto which = static_cast<size_t>(index + (split == Split::train ? 0 : train_));
+Example Corpus::example(Split split, int64_t index, int64_t row) const {
+  HET_REQUIRE(index >= 0 && index < examples(split) && row >= 0 && row < rows_, index, row);
+  const auto which = static_cast<size_t>((index + (split == Split::train ? 0 : train_)) * rows_ + row);
   const int64_t begin = starts_[which];
   return {all_.part(begin, starts_[which + 1] - begin), counted_.data() + begin};
 }
 
 TokenView Corpus::view(Split split) const {
-  const int64_t first = has_examples() ? starts_[static_cast<size_t>(train_)] : train_;
+  const int64_t first = has_examples() ? starts_[static_cast<size_t>(train_ * rows_)] : train_;
   return split == Split::train ? all_.part(0, first) : all_.part(first, all_.count - first);
 }
 
@@ -303,6 +303,10 @@ std::shared_ptr<const Corpus> Corpus::from_mixture(std::vector<MixedCorpus> sour
     weights.push_back(source.weight);
     held.push_back(own.holds_out() ? source.weight : 0);
     names.push_back(own.name());
+    if (own.rows() != sources[0].corpus->rows())
+      fail_usage("'{}' and '{}' do not mix: one of them holds preferences", sources[0].corpus->name(),
+                 own.name());
+    corpus->rows_ = own.rows();
     corpus->vocabulary_ = std::max(corpus->vocabulary_, own.vocabulary_size());
     corpus->files_ += own.files();
     corpus->skipped_ += own.skipped();

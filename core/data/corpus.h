@@ -62,6 +62,8 @@ struct ExampleCorpusOptions {
   std::optional<std::string> ending = {};
   // Are samples to train on rows of several examples?
   bool packing = false;
+  // Lines have `chosen` and `rejected`: a sample is two rows, one of each.
+  bool preferences = false;
 };
 
 // One example of a corpus: its tokens, and for each whether the loss counts its prediction.
@@ -96,8 +98,8 @@ class Corpus {
   // [0, 1), odd sizes.
   static std::shared_ptr<const Corpus> from_text(const TextCorpusOptions& options);
   static std::shared_ptr<const Corpus> from_tokens(const TokenCorpusOptions& options);
-  // Lines of JSON, each with `text`, `prompt` and `completion`, or `messages` (core/data/examples.h). Errors
-  // name file and line.
+  // Lines of JSON, each with `text`, `prompt` and `completion`, or `messages`; or preferences, each with
+  // `chosen` and `rejected` (core/data/examples.h). Errors name file and line.
   static std::shared_ptr<const Corpus> from_examples(const ExampleCorpusOptions& options);
   // Tokens given directly; for tests and for the prompt.
   static std::shared_ptr<const Corpus> from_ids(const std::vector<int32_t>& ids, int64_t vocabulary,
@@ -117,9 +119,11 @@ class Corpus {
   // Is it made of examples? Then samples are whole examples, not windows of `view`.
   bool has_examples() const { return !starts_.empty(); }
   int64_t examples(Split split) const;
+  // Rows of a sample: 2 of preferences, the better answer and the other; else 1.
+  int64_t rows() const { return rows_; }
   // Do several examples share a sample to train on: of this corpus, or of one that it mixes?
   bool packs() const;
-  Example example(Split split, int64_t index) const;
+  Example example(Split split, int64_t index, int64_t row = 0) const;
   int files() const { return files_; }                             // read
   int skipped() const { return skipped_; }                         // binary, links, beyond the size limit
   const Tokenizer* tokenizer() const { return tokenizer_.get(); }  // null for token files without one
@@ -145,7 +149,8 @@ class Corpus {
   std::vector<TokenPiece> pieces_;
   TokenView all_;
   int64_t train_ = 0;             // tokens of the first part, or examples
-  std::vector<int64_t> starts_;   // of examples, and where the last one ends
+  std::vector<int64_t> starts_;   // of rows of examples, and where the last one ends
+  int64_t rows_ = 1;              // of an example
   std::vector<uint8_t> counted_;  // one for each token of examples
   bool packs_ = false;
   int64_t vocabulary_ = 0;

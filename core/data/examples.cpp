@@ -48,54 +48,127 @@ Json member_or_null(const Json& line, const char* name) {
   return found == nullptr ? Json() : *found;
 }
 
+std::string names_of(const Json& line) {
+  std::string names;
+  for (const auto& [name, value] : *as_object(&line)) names += (names.empty() ? "" : ", ") + name;
+  return names.empty() ? "no members" : names;
+}
+
+// What both texts, or both lists of messages, begin with: in texts whole code points, without a space before
+// the first difference, as TRL has it.
+Json common_prompt(const Json& chosen, const Json& rejected) {
+  if (const Json::array_t* a = as_array(&chosen), *b = as_array(&rejected); a != nullptr && b != nullptr) {
+    const auto end = std::mismatch(a->begin(), a->end(), b->begin(), b->end()).first;
+    return Json::array_t(a->begin(), end);
+  }
+  const std::string &a = *as_string(&chosen), &b = *as_string(&rejected);
+  auto count = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  while (count > 0 && count < a.size() && (static_cast<unsigned char>(a[count]) & 0xC0) == 0x80) --count;
+  if (count > 0 && a[count - 1] == ' ') --count;
+  return a.substr(0, count);
+}
+
+Json after(const Json& whole, const Json& prompt) {
+  if (const Json::array_t* list = as_array(&whole))
+    return Json::array_t(list->begin() + static_cast<std::ptrdiff_t>(prompt.size()), list->end());
+  return as_string(&whole)->substr(as_string(&prompt)->size());
+}
+
 }  // namespace
+
+// A text or messages behind a prompt of the same kind. `name`: of the member that the completion is.
+ExampleText ExampleReader::completed(const Json& line, const Json& prompt, const Json& completion,
+                                     const std::string& name) const {
+  ExampleText made;
+  if (as_array(&prompt) == nullptr) {
+    const std::string *before = as_string(&prompt), *own = as_string(&completion);
+    if (before == nullptr || own == nullptr)
+      fail_usage("'{}' is not a text", before == nullptr ? "prompt" : name);
+    made.text = *before + with_ending(*own, ending);
+    made.counted = {{counts_all ? 0 : before->size(), made.text.size()}};
+    return made;
+  }
+  Conversation conversation;
+  conversation.messages = prompt;
+  conversation.first_counted = prompt.size();
+  check_messages(completion, name);
+  for (const Json& message : *as_array(&completion)) conversation.messages.push_back(message);
+  return written(line, std::move(conversation));
+}
+
+// Messages as the chat template writes them, with what the line says for it.
+ExampleText ExampleReader::written(const Json& line, Conversation conversation) const {
+  conversation.tools = member_or_null(line, "tools");
+  conversation.variables = member_or_null(line, "chat_template_kwargs");
+  if (chat == nullptr)
+    fail_usage(
+        "messages need a chat template, and there is none: give 'chat_template', or as 'model' a folder "
+        "that has chat_template.jinja, or chat_template in tokenizer_config.json");
+  ExampleText made;
+  made.takes_prefix = false;
+  if (counts_all) {
+    made.text = chat->render(conversation);
+    made.counted = {{0, made.text.size()}};
+  } else {
+    ChatText text = chat->conversation(conversation);
+    made.text = std::move(text.text);
+    made.counted = std::move(text.counted);
+  }
+  return made;
+}
 
 ExampleText ExampleReader::read(const Json& line) const {
   if (!line.is_object()) fail_usage("a JSON object is wanted");
-  const auto has = [&](const char* name) { return find_member(line, name) != nullptr; };
-  ExampleText made;
-  const bool completes = has("completion");
-  if (has("prompt") != completes)
-    fail_usage("'{}' has no '{}' beside it", completes ? "completion" : "prompt",
-               completes ? "prompt" : "completion");
-  if (has("messages") || (completes && as_array(find_member(line, "prompt")) != nullptr)) {
-    Conversation conversation;
-    conversation.messages = *find_member(line, completes ? "prompt" : "messages");
-    check_messages(conversation.messages, completes ? "prompt" : "messages");
-    if (completes) {
-      conversation.first_counted = conversation.messages.size();
-      check_messages(*find_member(line, "completion"), "completion");
-      for (const Json& message : *find_member(line, "completion")) conversation.messages.push_back(message);
-    }
-    conversation.tools = member_or_null(line, "tools");
-    conversation.variables = member_or_null(line, "chat_template_kwargs");
-    if (chat == nullptr)
-      fail_usage(
-          "messages need a chat template, and there is none: give 'chat_template', or as 'model' a folder "
-          "that has chat_template.jinja, or chat_template in tokenizer_config.json");
-    if (counts_all) {
-      made.text = chat->render(conversation);
-      made.counted = {{0, made.text.size()}};
-    } else {
-      ChatText text = chat->conversation(conversation);
-      made.text = std::move(text.text);
-      made.counted = std::move(text.counted);
-    }
-    made.takes_prefix = false;
-  } else if (completes) {
-    const std::string& prompt = text_member(line, "prompt");
-    made.text = prompt + with_ending(text_member(line, "completion"), ending);
-    made.counted = {{counts_all ? 0 : prompt.size(), made.text.size()}};
-  } else if (has("text")) {
-    made.text = with_ending(text_member(line, "text"), ending);
-    made.counted = {{0, made.text.size()}};
-  } else {
-    std::string names;
-    for (const auto& [name, value] : *as_object(line)) names += (names.empty() ? "" : ", ") + name;
-    fail_usage("it has {}; 'text', 'prompt' and 'completion', or 'messages' are wanted",
-               names.empty() ? "no members" : names);
+  const Json *prompt = find_member(line, "prompt"), *completion = find_member(line, "completion");
+  const Json* messages = find_member(line, "messages");
+  if (completion != nullptr ? prompt == nullptr : prompt != nullptr && messages == nullptr)
+    fail_usage(
+        "'{}' has no '{}' beside it{}", completion != nullptr ? "completion" : "prompt",
+        completion != nullptr ? "prompt" : "completion",
+        find_member(line, "chosen") != nullptr ? "; data.preferences reads 'chosen' and 'rejected'" : "");
+  if (completion != nullptr) {
+    if (as_array(prompt) != nullptr) check_messages(*prompt, "prompt");
+    return completed(line, *prompt, *completion, "completion");
   }
+  if (messages != nullptr) {
+    check_messages(*messages, "messages");
+    Conversation conversation;
+    conversation.messages = *messages;
+    return written(line, std::move(conversation));
+  }
+  if (find_member(line, "text") == nullptr)
+    fail_usage("it has {}; 'text', 'prompt' and 'completion', or 'messages' are wanted", names_of(line));
+  ExampleText made;
+  made.text = with_ending(text_member(line, "text"), ending);
+  made.counted = {{0, made.text.size()}};
   return made;
+}
+
+std::array<ExampleText, 2> ExampleReader::read_preference(const Json& line) const {
+  if (!line.is_object()) fail_usage("a JSON object is wanted");
+  const Json *chosen = find_member(line, "chosen"), *rejected = find_member(line, "rejected");
+  if (chosen == nullptr || rejected == nullptr)
+    fail_usage("it has {}; 'prompt', 'chosen' and 'rejected' are wanted", names_of(line));
+  const bool has_messages = as_array(chosen) != nullptr;
+  if (!has_messages && as_string(chosen) == nullptr)
+    fail_usage("'chosen' is neither a text nor a list of messages");
+  if ((has_messages ? as_array(rejected) == nullptr : as_string(rejected) == nullptr))
+    fail_usage("'chosen' is a {0}, 'rejected' is not", has_messages ? "list of messages" : "text");
+  const Json* prompt = find_member(line, "prompt");
+  if (prompt != nullptr && (as_array(prompt) != nullptr) == has_messages) {
+    if (has_messages) check_messages(*prompt, "prompt");
+    return {completed(line, *prompt, *chosen, "chosen"), completed(line, *prompt, *rejected, "rejected")};
+  }
+  const Json common = common_prompt(*chosen, *rejected);
+  if (has_messages) {
+    if (common.empty() && prompt == nullptr)
+      fail_usage("'chosen' and 'rejected' begin with no message that both have, and there is no 'prompt'");
+    if (common.size() == chosen->size() || common.size() == rejected->size())
+      fail_usage("'chosen' and 'rejected' do not differ in a message");
+    check_messages(common, "chosen");
+  }
+  return {completed(line, common, after(*chosen, common), "chosen"),
+          completed(line, common, after(*rejected, common), "rejected")};
 }
 
 EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& example) {
@@ -188,6 +261,7 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
   std::shared_ptr<Corpus> corpus(new Corpus);
   corpus->name_ = options.path.text;
   corpus->packs_ = options.packing;
+  corpus->rows_ = options.preferences ? 2 : 1;
   std::vector<Path> paths;
   for (const DataFile& file : data_files(options.path, ".jsonl").files) paths.push_back(file.path);
   std::vector<std::unique_ptr<MappedFile>> files;
@@ -212,11 +286,18 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
 
   ExampleReader reader;
   reader.counts_all = options.counts_all;
+  const auto texts_of = [&](const Json& json) -> std::vector<ExampleText> {
+    if (!options.preferences) return {reader.read(json)};
+    auto [chosen, rejected] = reader.read_preference(json);
+    return {std::move(chosen), std::move(rejected)};
+  };
   if (options.vocabulary.is_null() &&
       options.tokenizer == "char") {  // its vocabulary is that of the examples
     std::string all;
     for (const Line& line : lines)
-      all += read(line, [&](const Json& json) { return reader.read(json).text; });
+      read(line, [&](const Json& json) {
+        for (const ExampleText& example : texts_of(json)) all += example.text;
+      });
     corpus->tokenizer_ = make_tokenizer("char", all + options.ending.value_or(""), options.model);
   } else {
     corpus->tokenizer_ = options.vocabulary.is_null()
@@ -234,14 +315,19 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
                                                                      special, tokenizer.added_tokens());
   reader.chat = chat.get();
 
+  const auto rows = static_cast<size_t>(corpus->rows_);
   const auto encode_all = [&]<typename Token>(Token) {
     auto tokens = std::make_shared<std::vector<Token>>();
     corpus->starts_.push_back(0);
     for (size_t first = 0; first < lines.size(); first += kLinesAtOnce) {
-      std::vector<EncodedExample> made(std::min(kLinesAtOnce, lines.size() - first));
-      for_each_in_order(made.size(), [&](size_t i) {
-        made[i] = read(lines[first + i],
-                       [&](const Json& json) { return encode_example(tokenizer, reader.read(json)); });
+      const size_t count = std::min(kLinesAtOnce, lines.size() - first);
+      std::vector<EncodedExample> made(count * rows);
+      for_each_in_order(count, [&](size_t i) {
+        read(lines[first + i], [&](const Json& json) {
+          const std::vector<ExampleText> texts = texts_of(json);
+          for (size_t row = 0; row < rows; ++row)
+            made[i * rows + row] = encode_example(tokenizer, texts[row]);
+        });
       });
       for (const EncodedExample& example : made) {
         for (const int32_t id : example.ids) tokens->push_back(static_cast<Token>(id));

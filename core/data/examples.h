@@ -2,6 +2,7 @@
 // loss counts. Corpus::from_examples reads files of them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,6 +27,16 @@ struct ExampleReader {
   // `messages`, with `tools` and `chat_template_kwargs`: what the assistant says counts. Throws Error(usage)
   // that says what is wrong with the line.
   ExampleText read(const Json& line) const;
+
+  // Two answers to one prompt, the better one and the other: `prompt`, `chosen` and `rejected`, texts or
+  // lists of messages. Without a `prompt` of their kind it is what both begin with. Each counts as a
+  // completion does. Throws as read().
+  std::array<ExampleText, 2> read_preference(const Json& line) const;
+
+ private:
+  ExampleText written(const Json& line, Conversation conversation) const;
+  ExampleText completed(const Json& line, const Json& prompt, const Json& completion,
+                        const std::string& name) const;
 };
 
 struct EncodedExample {

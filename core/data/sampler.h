@@ -34,18 +34,22 @@ struct SamplerOptions {
   int64_t start = 0;  // cursor: samples drawn before
   Objective objective = Objective::next_token;
   double mask_share = 0.15;
+  // Of the masked objective: do the tokens that the tokenizer has around a text, such as [CLS] and [SEP],
+  // stand around each window? They count in the context.
+  bool surrounded = false;
   // -1: the tokenizer's; where it has none, the corpus's vocabulary size, so that the model needs one more.
   int32_t mask_token = -1;
   int ahead = 2;  // batches made ahead; 0: none, and no thread
 };
 
-// The micro-batches of one step: inputs and labels i32[microbatch, context]. Where samples are rows of
-// several examples, also i32[microbatch, context] where the example of each token begins in its row; padding
-// stands alone.
+// The micro-batches of one step: inputs and labels i32[microbatch · rows, context]; samples of preferences
+// have two rows, which stand together (Corpus::rows). Where samples are rows of several examples, also
+// i32[microbatch, context] where the example of each token begins in its row; padding stands alone.
 struct Batch {
   std::vector<Tensor> inputs, labels, starts;
-  int64_t cursor = 0;    // number of the batch's first sample in the run
-  int64_t labelled = 0;  // labels that count in the whole batch, over all ranks
+  int64_t cursor = 0;  // number of the batch's first sample in the run
+  // Labels that count in the whole batch, over all ranks; of preferences, samples that have any.
+  int64_t labelled = 0;
 };
 
 // How the examples of a split lie in a context.

@@ -26,8 +26,13 @@ uint64_t word_of(const std::array<uint32_t, 4>& draw) {
   return static_cast<uint64_t>(draw[0]) << 32 | draw[1];
 }
 
-int64_t tokens_of_sample(const SamplerOptions& o) {
-  return o.context + (o.objective == Objective::next_token ? 1 : 0);
+Surroundings surroundings_of(const Corpus& corpus, const SamplerOptions& o) {
+  if (!o.surrounded || o.objective != Objective::masked || corpus.tokenizer() == nullptr) return {};
+  return {corpus.tokenizer()->prefix(), corpus.tokenizer()->suffix()};
+}
+
+int64_t tokens_of_sample(const SamplerOptions& o, const Surroundings& around) {
+  return o.context - around.count() + (o.objective == Objective::next_token ? 1 : 0);
 }
 
 // What the masked objective does to one token.
@@ -92,17 +97,27 @@ class Masking {
 };
 
 // Where the window of sample `index` begins in its split.
-int64_t window_start(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
-  return sample_start(o, corpus.view(o.split).count - tokens_of_sample(o) + 1, index);
+int64_t window_start(const Corpus& corpus, const SamplerOptions& o, const Surroundings& around,
+                     int64_t index) {
+  return sample_start(o, corpus.view(o.split).count - tokens_of_sample(o, around) + 1, index);
+}
+
+// The tokens of sample `index` as they are given, before any is masked: the context's.
+void copy_window(const Corpus& corpus, const SamplerOptions& o, const Surroundings& around, int64_t index,
+                 int32_t* to) {
+  to = std::copy(around.before.begin(), around.before.end(), to);
+  const int64_t count = o.context - around.count();
+  corpus.view(o.split).copy(window_start(corpus, o, around, index), count, to);
+  std::copy(around.behind.begin(), around.behind.end(), to + count);
 }
 
 // Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
 // epoch decide; those held out come once, as they stand. Nothing: the holdout has ended.
-std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index) {
+std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index, int64_t row) {
   const int64_t count = corpus.examples(o.split);
   if (o.split == Split::train)
-    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count));
-  return index < count ? std::optional(corpus.example(o.split, index)) : std::nullopt;
+    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count), row);
+  return index < count ? std::optional(corpus.example(o.split, index, row)) : std::nullopt;
 }
 
 // Labels of an example that fit in a context.
@@ -124,10 +139,10 @@ void copy_example(const Example& example, int64_t count, int32_t* inputs, int32_
 
 // A window of text, or of token ids.
 void fill_window(const Corpus& corpus, const SamplerOptions& o, std::span<const int32_t> special,
-                 int64_t index, int32_t* inputs, int32_t* labels) {
+                 const Surroundings& around, int64_t index, int32_t* inputs, int32_t* labels) {
   const TokenView tokens = corpus.view(o.split);
-  const int64_t start = window_start(corpus, o, index);
-  tokens.copy(start, o.context, inputs);
+  const int64_t start = window_start(corpus, o, around, index);
+  copy_window(corpus, o, around, index, inputs);
   if (o.objective == Objective::next_token) tokens.copy(start + 1, o.context, labels);
   for (int64_t i = 0; i < o.context; ++i)
     if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
@@ -161,13 +176,13 @@ void require_examples(const Corpus& corpus, const SamplerOptions& o) {
 }
 
 // Throws unless the split has something to draw samples from, in every corpus of a mixture.
-void require_samples(const Corpus& corpus, const SamplerOptions& o) {
+void require_samples(const Corpus& corpus, const SamplerOptions& o, const Surroundings& around) {
   for (const MixedCorpus& source : corpus.sources())
     if (source.weight > 0 && (o.split == Split::train || source.corpus->holds_out()))
-      require_samples(*source.corpus, o);
+      require_samples(*source.corpus, o, around);
   if (!corpus.sources().empty() && (o.split == Split::train || corpus.holds_out())) return;
   if (corpus.has_examples()) return require_examples(corpus, o);
-  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o);
+  const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o, around);
   if (have >= need) return;
   fail_usage(
       "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text{}",
@@ -193,10 +208,17 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
     if (o.mask_token < 0)
       o.mask_token = corpus.special_tokens().mask.value_or(static_cast<int32_t>(corpus.vocabulary_size()));
   }
-  require_samples(corpus, o);
-  elements_of({o.batch, o.context});  // refuses a batch of more tokens than can be counted
+  const Surroundings around = surroundings_of(corpus, o);
+  if (around.count() >= o.context)
+    fail_usage(
+        "a context of {} tokens is full of the {} that the tokenizer of '{}' has around a text; {} is the "
+        "least",
+        o.context, around.count(), corpus.name(), around.count() + 1);
+  require_samples(corpus, o, around);
+  elements_of({o.batch, corpus.rows(), o.context});  // refuses a batch of more tokens than can be counted
   const int64_t tensors = o.split == Split::train && corpus.packs() ? 3 : 2;
-  const int64_t bytes = tensors * TensorType{DType::i32, {o.count, o.context}}.bytes() * (o.ahead + 1);
+  const int64_t bytes =
+      tensors * TensorType{DType::i32, {o.count * corpus.rows(), o.context}}.bytes() * (o.ahead + 1);
   constexpr int64_t kSmall = int64_t{64} << 20;
   if (const int64_t available = bytes < kSmall ? bytes : available_memory(); bytes > available)
     fail_environment("batches of {} samples take {}; {} are available", o.count, show_bytes(bytes),
@@ -215,10 +237,14 @@ ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
   const int64_t examples = corpus.has_examples() ? corpus.examples(split) : 0;
   cuts.examples += examples;
   for (int64_t i = 0; i < examples; ++i) {
-    const Example example = corpus.example(split, i);
-    if (example.tokens.count <= context + 1) continue;
-    ++cuts.cut;
-    cuts.empty += counted_labels(example, context) == 0 ? 1 : 0;
+    bool cut = false, empty = true;
+    for (int64_t row = 0; row < corpus.rows(); ++row) {
+      const Example example = corpus.example(split, i, row);
+      cut = cut || example.tokens.count > context + 1;
+      empty = empty && counted_labels(example, context) == 0;
+    }
+    cuts.cut += cut ? 1 : 0;
+    cuts.empty += cut && empty ? 1 : 0;
   }
   return cuts;
 }
@@ -234,13 +260,17 @@ int64_t sample_start(const SamplerOptions& o, int64_t positions, int64_t index) 
 }
 
 Samples::Samples(const Corpus& corpus, const SamplerOptions& options)
-    : corpus_(corpus), options_(completed(corpus, options)) {
+    : corpus_(corpus), options_(completed(corpus, options)), around_(surroundings_of(corpus, options)) {
   if (options_.objective == Objective::masked) {
     special_ = corpus.special_tokens().all;
     const auto at = std::lower_bound(special_.begin(), special_.end(), options_.mask_token);
     const bool own = options_.mask_token >= corpus.vocabulary_size();
     if (!own && (at == special_.end() || *at != options_.mask_token))
       special_.insert(at, options_.mask_token);
+    special_.insert(special_.end(), around_.before.begin(), around_.before.end());
+    special_.insert(special_.end(), around_.behind.begin(), around_.behind.end());
+    std::sort(special_.begin(), special_.end());
+    special_.erase(std::unique(special_.begin(), special_.end()), special_.end());
   }
   if (options_.split == Split::train) add_rows(corpus);
 }
@@ -262,11 +292,11 @@ void Samples::add_rows(const Corpus& corpus) {
 }
 
 // The examples of sample `number` of a corpus: one, or those of a row. In training rows come as single
-// examples do, each once in an epoch. None: the holdout has ended.
-std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number) const {
+// examples do, each once in an epoch. None: the holdout has ended. `row`: of an example.
+std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number, int64_t row) const {
   const auto found = rows_.find(&corpus);
   if (found == rows_.end()) {
-    const auto example = example_of(corpus, options_, number);
+    const auto example = example_of(corpus, options_, number, row);
     return example ? std::vector{*example} : std::vector<Example>{};
   }
   const int64_t count = found->second.count();
@@ -278,13 +308,13 @@ std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number) 
 
 // Examples from their first tokens on, one behind the other. What is left of the row is padding, whose labels
 // are ignored. It stands behind the examples, where no token of a causal model sees it. `starts` may be null.
-void Samples::fill_examples(const Corpus& corpus, int64_t number, int32_t* inputs, int32_t* labels,
-                            int32_t* starts) const {
+void Samples::fill_examples(const Corpus& corpus, int64_t number, int64_t row, int32_t* inputs,
+                            int32_t* labels, int32_t* starts) const {
   const int64_t context = options_.context;
   std::fill_n(inputs, context, 0);
   std::fill_n(labels, context, kIgnoredLabel);
   int64_t at = 0;
-  for (const Example& example : examples_of(corpus, number)) {
+  for (const Example& example : examples_of(corpus, number, row)) {
     const int64_t count = labels_of(example, context);
     copy_example(example, count, inputs + at, labels + at);
     if (starts != nullptr) std::fill_n(starts + at, count, static_cast<int32_t>(at));
@@ -296,23 +326,30 @@ void Samples::fill_examples(const Corpus& corpus, int64_t number, int32_t* input
 // Sample `number`, into rows of inputs, labels and starts.
 void Samples::fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const {
   const auto& [corpus, index] = corpus_.sample(options_.split, number);
-  if (corpus.has_examples()) return fill_examples(corpus, index, inputs, labels, starts);
-  fill_window(corpus, options_, special_, index, inputs, labels);
+  if (corpus.has_examples()) {
+    for (int64_t row = 0; row < corpus.rows(); ++row) {
+      const int64_t at = row * options_.context;
+      fill_examples(corpus, index, row, inputs + at, labels + at, starts);  // which preferences have none of
+    }
+    return;
+  }
+  fill_window(corpus, options_, special_, around_, index, inputs, labels);
   if (starts != nullptr) std::fill_n(starts, options_.context, 0);
 }
 
-// Labels of sample `number` that count in the loss.
+// Labels of sample `number` that count in the loss; of preferences, whether it has any.
 int64_t Samples::labelled(int64_t number) const {
   const auto& [corpus, index] = corpus_.sample(options_.split, number);
   if (corpus.has_examples()) {
     int64_t count = 0;
-    for (const Example& example : examples_of(corpus, index))
-      count += counted_labels(example, options_.context);
-    return count;
+    for (int64_t row = 0; row < corpus.rows(); ++row)
+      for (const Example& example : examples_of(corpus, index, row))
+        count += counted_labels(example, options_.context);
+    return corpus.rows() > 1 ? std::min<int64_t>(count, 1) : count;
   }
   if (options_.objective == Objective::next_token) return options_.context;
   std::vector<int32_t> tokens(static_cast<size_t>(options_.context));
-  corpus.view(options_.split).copy(window_start(corpus, options_, index), options_.context, tokens.data());
+  copy_window(corpus, options_, around_, index, tokens.data());
   return Masking(options_, tokens, special_, index).labelled();
 }
 
@@ -320,12 +357,12 @@ Batch Samples::batch(int64_t cursor) const {
   const SamplerOptions& o = options_;
   Batch batch;
   batch.cursor = cursor;
-  const TensorType type{DType::i32, {o.microbatch, o.context}};
+  const TensorType type{DType::i32, {o.microbatch * corpus_.rows(), o.context}};
   for (int64_t m = 0; m < o.count / o.microbatch; ++m) {
     Tensor inputs(type), labels(type), starts;
     if (!rows_.empty()) starts = Tensor(type);
     for (int64_t s = 0; s < o.microbatch; ++s) {
-      const int64_t at = s * o.context;
+      const int64_t at = s * corpus_.rows() * o.context;
       fill(cursor + o.first + m * o.microbatch + s, inputs.data<int32_t>() + at, labels.data<int32_t>() + at,
            rows_.empty() ? nullptr : starts.data<int32_t>() + at);
     }

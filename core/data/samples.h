@@ -10,6 +10,13 @@
 
 namespace het {
 
+// Tokens that stand before and behind each window of a text.
+struct Surroundings {
+  std::vector<int32_t> before, behind;
+
+  int64_t count() const { return static_cast<int64_t>(before.size() + behind.size()); }
+};
+
 // Immutable. The corpus outlives it.
 class Samples {
  public:
@@ -23,8 +30,8 @@ class Samples {
 
  private:
   void add_rows(const Corpus& corpus);
-  std::vector<Example> examples_of(const Corpus& corpus, int64_t number) const;
-  void fill_examples(const Corpus& corpus, int64_t number, int32_t* inputs, int32_t* labels,
+  std::vector<Example> examples_of(const Corpus& corpus, int64_t number, int64_t row) const;
+  void fill_examples(const Corpus& corpus, int64_t number, int64_t row, int32_t* inputs, int32_t* labels,
                      int32_t* starts) const;
   void fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* starts) const;
   int64_t labelled(int64_t number) const;
@@ -34,6 +41,7 @@ class Samples {
   std::map<const Corpus*, PackedRows> rows_;  // of those that pack; empty: samples are not shared
   PackedExamples packed_;
   std::vector<int32_t> special_;  // tokens that are not masked, ascending
+  Surroundings around_;           // of windows
 };
 
 }  // namespace het

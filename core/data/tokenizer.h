@@ -33,6 +33,8 @@ class Tokenizer {
   virtual Json to_json() const = 0;
   // What stands before a text that a model is to continue, such as a token for its beginning.
   virtual std::vector<int32_t> prefix() const { return {}; }
+  // What stands behind a text that has ended, such as [SEP].
+  virtual std::vector<int32_t> suffix() const { return {}; }
   // Texts that are one token wherever they stand, such as "<|im_end|>".
   virtual std::vector<std::string> added_tokens() const { return {}; }
   // Throws Error(usage) for a mask that is named and not in the vocabulary.

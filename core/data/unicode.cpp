@@ -157,6 +157,11 @@ bool is_number(char32_t c) {
   return category >= Category::Nd && category <= Category::No;
 }
 
+bool is_mark(char32_t c) {
+  static const std::vector<uint8_t> table = table_of(unicode::kMarks, 0);
+  return c < kCodePoints && table[c] != 0;
+}
+
 bool is_space(char32_t c) {
   return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||

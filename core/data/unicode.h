@@ -47,7 +47,9 @@ bool is_letter(char32_t c);  // general category L*
 bool is_number(char32_t c);  // general category N*
 bool is_space(char32_t c);   // property White_Space
 
-// Normalization Forms C, D, KC and KD. Bytes that are not UTF-8 stay as they are.
+// By Unicode 9, as the `tokenizers` package has them: marks, and Normalization Forms C, D, KC and KD. Bytes
+// that are not UTF-8 stay as they are.
+bool is_mark(char32_t c);
 std::string nfc(std::string_view text);
 std::string nfd(std::string_view text);
 std::string nfkc(std::string_view text);

@@ -71,7 +71,8 @@ StoredTensor StoredTensor::rows(int64_t first, int64_t count) const {
 }
 
 StoredTensor StoredTensor::reshaped(Shape shape) const {
-  if (transposed_ || elements_of(shape) != elements_of(type_.shape))
+  const bool keeps_rows = !shape.empty() && shape[0] == type_.shape[0];
+  if ((transposed_ && !keeps_rows) || elements_of(shape) != elements_of(type_.shape))
     fail_usage("'{}': tensor '{}' is {}; it cannot be taken as {}", pieces_[0].file->mapped.path(),
                pieces_[0].name, to_string(type_), to_string(shape));
   StoredTensor result = *this;
@@ -82,6 +83,11 @@ StoredTensor StoredTensor::reshaped(Shape shape) const {
 Tensor StoredTensor::read(const TensorSlice& slice) const {
   HET_REQUIRE(slice.whole_shape() == type_.shape, to_string(slice), to_string(type_));
   if (!transposed_) return read_stored(slice);
+  if (type_.shape.size() != 2) {  // reshaped: its rows are those of the matrix
+    const int64_t rows = type_.shape[0];
+    const StoredTensor matrix = reshaped({rows, rows == 0 ? 0 : type_.elements() / rows});
+    return take(matrix.read().view(Layout::contiguous(type_)), slice);
+  }
   const Tensor part = read_stored(
       TensorSlice::whole(flipped(type_).shape).narrowed(0, slice.ranges(1)).narrowed(1, slice.ranges(0)));
   return part.view(permuted(part.layout(), {1, 0})).contiguous();

@@ -37,7 +37,8 @@ class StoredTensor {
 
   // Rows [first, first + count) of the first dimension. Throws Error(usage) where it has no such rows.
   StoredTensor rows(int64_t first, int64_t count) const;
-  // The same elements in another shape. Throws Error(usage) when it has not as many, or is transposed.
+  // The same elements in another shape; a transposed matrix keeps its rows. Throws Error(usage) where this
+  // has not as many.
   StoredTensor reshaped(Shape shape) const;
 
   // The elements of a slice, packed. A whole tensor that stands in one piece is a view of the mapping. Throws

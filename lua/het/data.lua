@@ -40,8 +40,8 @@ function Corpus:sampler(settings)
   return self.native:sampler {
     context = settings.context, batch = settings.batch, microbatch = settings.microbatch, split = settings.split,
     seed = settings.seed, start = settings.start, first = settings.first, count = settings.count,
-    objective = self.objective == "masked" and "masked" or nil,
-    mask_share = self.arguments.mask_share,
+    objective = self.objective == "masked" and "masked" or nil,   -- preferences differ by their rows
+    mask_share = self.arguments.mask_share, surrounded = self.arguments.special_tokens,
   }
 end
 
@@ -123,8 +123,8 @@ function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
 
 define.object {
   name = "corpus",
-  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.masked, data.tokens and data.mixture return "
-    .. "them.",
+  sentence = "Text or tokens to train on, as data.text, data.jsonl, data.preferences, data.masked, data.tokens and "
+    .. "data.mixture return them.",
   members = {
     { "vocab", "corpus.vocab", "Number of different tokens: the model's `vocab`." },
     { "known", "corpus.known", "Of these token ids, from 0 on, text can be made." },
@@ -246,6 +246,9 @@ data.text = define.constructor {
 local masked_fields = { unpack(text_fields) }
 masked_fields[#masked_fields + 1] =
   { "mask_share", "number", "share of the tokens to be guessed", default = 0.15, above = 0, below = 1 }
+masked_fields[#masked_fields + 1] =
+  { "special_tokens", "boolean", "the tokens that the tokenizer has around a text, such as [CLS] and [SEP], stand "
+    .. "around each window; they count in the context", default = true }
 
 data.masked = define.constructor {
   name = "data.masked",
@@ -275,6 +278,12 @@ local jsonl_fields = {
     .. "positions keep them apart", default = false },
 }
 
+-- Examples: `settings` beside those that all of them have.
+local function open_examples(constructor, a, settings, objective)
+  settings.kind, settings.ending, settings.chat_template = "examples", a.ending, a.chat_template
+  return open_encoded(constructor, settings, a, objective)
+end
+
 data.jsonl = define.constructor {
   name = "data.jsonl",
   sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or `messages`, "
@@ -283,9 +292,25 @@ data.jsonl = define.constructor {
   example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
   build = function(a)
-    return open_encoded("data.jsonl", { kind = "examples", counts_all = a.loss == "all", ending = a.ending,
-      chat_template = a.chat_template, packing = a.packing }, a)
+    return open_examples("data.jsonl", a, { counts_all = a.loss == "all", packing = a.packing })
   end,
+}
+
+local preference_fields = {}
+for _, field in ipairs(jsonl_fields) do
+  if field[1] ~= "loss" and field[1] ~= "packing" then preference_fields[#preference_fields + 1] = field end
+end
+
+data.preferences = define.constructor {
+  name = "data.preferences",
+  instead = { packing = "data.jsonl, whose examples can share a row; a pair of answers is two rows",
+    loss = "`loss` of het.train; the tokens of both answers count" },
+  sentence = "Pairs of answers, a better and a worse one, a JSON object a line: `prompt`, `chosen` and `rejected`, "
+    .. "texts or lists of messages, as TRL has them. A sample is a pair: two rows of a batch, the chosen answer and "
+    .. "the rejected one, each with the prompt before it, padded to the context or cut there.",
+  example = 'data.preferences { path = "pairs.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
+  kind = "corpus", positional = 1, fields = preference_fields, check = check_text("data.preferences"),
+  build = function(a) return open_examples("data.preferences", a, { preferences = true }, "preferences") end,
 }
 
 -- What the tokens of a file were made with, as fields of native.corpus.
@@ -344,8 +369,10 @@ local function check_mixture(a, report)
         i))
     else
       first = first or corpus
-      if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share then
-        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share")
+      if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share
+        or corpus.arguments.special_tokens ~= first.arguments.special_tokens then
+        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same arguments; and "
+          .. "data.preferences with data.preferences")
       end
     end
   end
@@ -361,7 +388,8 @@ data.mixture = define.constructor {
   build = function(a)
     local settings, first = { kind = "mixture", sources = {} }, a[1][1]
     for i, source in ipairs(a) do settings.sources[i] = { corpus = source[1].native, weight = source[2] } end
-    local mixed = open("data.mixture", settings, { mask_share = first.arguments.mask_share }, first.objective)
+    local mixed = open("data.mixture", settings, { mask_share = first.arguments.mask_share,
+      special_tokens = first.arguments.special_tokens }, first.objective)
     if not define.is_unknown(mixed) then mixed.arguments.holdout = mixed.native.holds_out and 1 or 0 end
     return mixed
   end,

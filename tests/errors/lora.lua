@@ -2,6 +2,8 @@
 local het = require "het"
 local nn = het.nn
 local base = nn.llama { vocab = 16, context = 8, width = 8, layers = 1, heads = 2 }
+local mixture = nn.decoder { family = "mixtral", vocab = 16, context = 8, width = 8, layers = 1, heads = 2, experts = 2,
+  top = 1 }
 local problems = {
   nn.lora { model = base, targets = { "q_prj", "norm" } },
   nn.lora { model = nn.gpt { vocab = 16, context = 8, width = 8, layers = 1, heads = 2 }, targets = { "lm_head" } },
@@ -9,5 +11,10 @@ local problems = {
   nn.lora { model = nn.lora { model = base } },
   nn.lora { model = nn.layer_norm(8) },
   nn.lora { model = base, rank = 0 },
+  nn.lora { model = base, parameters = { "mlp.experts.down_proj" } },
+  nn.lora { model = mixture, parameters = { "experts.up_proj" } },
+  nn.lora { model = mixture, targets = { "w2" }, parameters = { "down_proj" } },
+  nn.lora { model = mixture, dropout = 0.5, parameters = { "down_proj" } },
+  nn.lora { model = mixture, parameters = {} },
 }
 return problems[1]

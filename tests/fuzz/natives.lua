@@ -168,6 +168,8 @@ local function small_graph()
   local h = native.op("linear", { x, w })
   g:pop_scope()
   g:begin_layer "second"
+  g:enter_layer(0)
+  g:enter_layer(1)
   g:push_scope "second"
   local v = g:parameter("v", "f32", { 6, 8 }, { kind = "uniform", scale = 0.1 })
   local one = native.op("fill", g, { value = 0.25, shape = { 1 } })

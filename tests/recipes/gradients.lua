@@ -36,6 +36,20 @@ local da, db = het.grad(function(a, b) return op.sum(product(a, b, 2)) + op.sum(
 close(da, x * 0 + 1)
 close(db, 2 * x)
 
+-- The library's: log-probabilities of labels; two are ignored.
+local labels, counts = het.tensor({ 2, -100, 0, -100 }, "i32"), het.tensor { 1, 0, 1, 0 }
+local rows = het.tensor { 1, 2, 3, 4 }
+local function plain(a)
+  local logs = op.log(op.softmax(a))
+  return op.sum(logs * het.tensor { { 0, 0, 1 }, { 0, 0, 0 }, { 1, 0, 0 }, { 0, 0, 0 } }, { dims = { -1 } })
+end
+close(op.log_probability(20 * x, labels), plain(20 * x))
+close(het.grad(function(a) return op.sum(op.log_probability(a, labels) * rows) end)(x),
+  het.grad(function(a) return op.sum(plain(a) * rows) end)(x))
+close(op.log_probability(1000 * x, labels) * (1 - counts), 0 * rows)
+fails("the labels are i32[3]; i32[4] is needed beside logits [4, 3]", op.log_probability, x,
+  het.tensor({ 0, 1, 2 }, "i32"))
+
 -- The guide's.
 
 -- What is wrong.

@@ -252,6 +252,15 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
         done = self.hetrun('fine_tune.lua', '--model=runs/begin', '--text=mine.txt')
         self.assertIn('saved after step 50 in runs/mine', done.stderr)
 
+    @staticmethod
+    def byte_tokenizer(folder, added=()):
+        """A tokenizer of single bytes, and these tokens from 258 on."""
+        letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
+        (folder / 'tokenizer.json').write_text(json.dumps({
+            'added_tokens': [{'id': 258 + i, 'content': token} for i, token in enumerate(added)],
+            'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False}, 'decoder': {'type': 'ByteLevel'},
+            'model': {'type': 'BPE', 'vocab': {letter: i for i, letter in enumerate(dict.fromkeys(letters))}, 'merges': []}}))
+
     def test_finetune_on_chats(self):
         """A model with a tokenizer of single bytes and a chat template, whose assistant always says the same."""
         (self.folder / 'begin.lua').write_text("""local het = require "het"
@@ -261,12 +270,7 @@ return het.train { model = het.nn.decoder { family = "qwen2", vocab = 260, conte
 """)
         self.hetrun('begin.lua', '--quiet')
         model = self.folder / 'runs' / 'begin'
-        letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
-        vocabulary = {letter: i for i, letter in enumerate(dict.fromkeys(letters))}
-        (model / 'tokenizer.json').write_text(json.dumps({
-            'added_tokens': [{'id': 258, 'content': '<|im_start|>'}, {'id': 259, 'content': '<|im_end|>'}],
-            'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False}, 'decoder': {'type': 'ByteLevel'},
-            'model': {'type': 'BPE', 'vocab': vocabulary, 'merges': []}}))
+        self.byte_tokenizer(model, ['<|im_start|>', '<|im_end|>'])
         (model / 'chat_template.jinja').write_text(
             "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
@@ -284,6 +288,37 @@ return het.train { model = het.nn.decoder { family = "qwen2", vocab = 260, conte
         (self.folder / 'chats.jsonl').write_text(json.dumps(lines[0]) + '\n{"messages": 7}\n')
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:-1], '--steps=1', code=2)
         self.assertIn("chats.jsonl:2: 'messages' is not a list of messages", done.stderr)
+
+    def test_dpo_on_pairs_of_answers(self):
+        """A model of single bytes that learns to end what it says with yes."""
+        (self.folder / 'begin.lua').write_text("""local het = require "het"
+return het.train { model = het.nn.decoder { family = "qwen2", vocab = 258, context = 32, width = 16, layers = 2, heads = 2 },
+  data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 4, steps = 1, optimizer = het.optim.sgd { lr = 0.1 },
+  save = "runs/begin" }
+""")
+        self.hetrun('begin.lua', '--quiet')
+        self.byte_tokenizer(self.folder / 'runs' / 'begin')
+        lines = [{'prompt': f'question {i}', 'chosen': '?' * (i % 5) + ' yes', 'rejected': '?' * (i % 5) + ' no'} for i in range(40)]
+        (self.folder / 'pairs.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+        words = ('dpo', '--model=runs/begin', '--data=pairs.jsonl', '--context=32', '--batch=4', '--microbatch=2', '--lr=1e-2', '--warmup=5',
+                 '--beta=2', '--precision=f32', '--save=runs/dpo', '--holdout=0.2', '--every=30')
+        self.assertLess(self.check(*words, '--steps=120')['validation_loss'], 0.1)
+        self.assertTrue((self.folder / 'runs/dpo/adapter_model.safetensors').exists())
+        done = self.hetrun(ROOT / 'recipes' / 'dpo.lua', *words[1:], '--steps=122', '--resume')
+        self.assertRegex(done.stderr, r'going on after step 120')
+        self.assertRegex(done.stderr, r'step 122/122  loss 0\.\d+  accuracy 1  chosen \S+  margin 3\.\S+  rejected \S+')
+        self.assertRegex(done.stderr, r'122 steps of 4 x 2 x 32 tokens')
+        whole = (*words[:-3], '--save=runs/whole', '--rank=0', '--holdout=0.2', '--every=30')
+        self.assertLess(self.check(*whole, '--steps=30')['validation_loss'], 0.5)
+        saved = (self.folder / 'runs/whole/model.safetensors').read_bytes()
+        names = json.loads(saved[8:8 + int.from_bytes(saved[:8], 'little')]).keys()
+        self.assertIn('model.layers.1.mlp.up_proj.weight', names)
+        self.assertFalse([name for name in names if 'reference' in name])
+        kept = (self.folder / 'runs/whole/training.snapshot').read_bytes()
+        self.assertIn(b'blocks.1.mlp.up.weight', kept)
+        self.assertNotIn(b'(reference)', kept)   # its folder has it
+        done = self.hetrun(ROOT / 'recipes' / 'dpo.lua', *whole[1:], '--steps=31', '--resume')
+        self.assertIn('going on after step 30', done.stderr)
 
     def test_help_shows_every_option_with_its_range(self):
         reply = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Adapters (nn.lora) of the families of huggingface.py, against PEFT: those that PEFT saved give the same logits in hetrun, those
 that hetrun saved in PEFT, merged ones in transformers; 20 steps from the same adapters give the same losses, on one device and
-under plans. Adapters of experts, whose weights transformers keep in one tensor, are those of a plain PyTorch model.
+under plans. Adapters of single experts, whose weights transformers keep in one tensor, are those of a plain PyTorch model; those of
+the tensor are PEFT's.
 
 usage: lora.py HETRUN [names of cases]    (exit code 77: transformers or peft is not installed)
 """
@@ -31,6 +32,12 @@ TARGETS = {
     'phi3': ['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj'],
     'gpt_neox': ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h'], 'mixtral': LLAMA[:4],
     'bert': ['query', 'value', 'dense'],
+}
+# Adapters of parameters that have all experts, as transformers has them since version 5.
+PARAMETERS = {
+    'mixtral': {'target_modules': ['q_proj', 'v_proj'], 'target_parameters': ['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']},
+    'olmoe': {'target_modules': [], 'target_parameters': ['experts.gate_up_proj']},
+    'qwen3_moe': {'target_modules': ['o_proj'], 'target_parameters': ['mlp.experts.down_proj']},
 }
 MORE_PLANS = {'sequence': 2, 'data': 2, 'sharded': 2}   # of one family
 
@@ -122,7 +129,21 @@ def in_peft(folder, base, adapter):
     return their_logits(model)
 
 
-def check(hetrun, name, make, folder):
+def check_parameters(hetrun, name, make, folder):
+    problem = check(hetrun, name, make, folder, **PARAMETERS[name])
+    saved = json.loads((folder / 'runs/again/adapter_config.json').read_text())
+    wanted = sorted('mlp.' + target.removeprefix('mlp.') for target in PARAMETERS[name]['target_parameters'])
+    if sorted(saved['target_parameters']) != wanted:
+        return f'it saves the parameters {saved["target_parameters"]}'
+    config = json.loads((folder / 'adapter/adapter_config.json').read_text())
+    (folder / 'adapter/adapter_config.json').write_text(json.dumps({**config, 'target_parameters': ['q_proj.weight']}))
+    refused = subprocess.run([hetrun, 'merge', 'adapter', 'other'], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    if 'target_parameters: "q_proj.weight" is not supported' not in refused.stderr:
+        return f'of a parameter that is no experts\' it says {refused.stderr}'
+    return problem
+
+
+def check(hetrun, name, make, folder, **targets):
     torch.manual_seed(5)
     base = make()
     spread(base)
@@ -131,8 +152,8 @@ def check(hetrun, name, make, folder):
             setattr(base.config, key, 0.0)
     base.save_pretrained(folder / 'model')
     base.name_or_path = 'model'
-    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[name],
-                                                      fan_in_fan_out=name.startswith('gpt2')))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, fan_in_fan_out=name.startswith('gpt2'),
+                                                      **(targets or {'target_modules': TARGETS[name]})))
     model.peft_config['default'].base_model_name_or_path = 'model'
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -165,6 +186,7 @@ def main():
     hetrun = str(pathlib.Path(sys.argv[1]).resolve())
     failed = 0
     cases = {name: (check, name) for name in TARGETS} | {f'experts of {name}': (check_experts, name) for name in EXPERTS}
+    cases |= {f'parameters of {name}': (check_parameters, name) for name in PARAMETERS}
     for shown, (function, name) in cases.items():
         if sys.argv[2:] and not any(shown.startswith(word) for word in sys.argv[2:]):
             continue

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Masked language models trained further, with the tokenizers of BERT, RoBERTa and ALBERT: data.masked masks no token that is special to
-transformers' DataCollatorForLanguageModeling, and hides by the same mask; the losses of a BERT's steps equal PyTorch's on the same
+transformers' DataCollatorForLanguageModeling, hides by the same mask, and has the tokens around each window that transformers has around a text; the losses of a BERT's steps equal PyTorch's on the same
 batches, and what is saved has the vocabulary that it came with.
 
 usage: masked.py HETRUN    (exit code 77: transformers or tokenizers is not installed)
@@ -13,7 +13,7 @@ import tempfile
 import unittest
 
 from huggingface import torch, transformers
-from tokenizer_ids import AddedToken, CASES, make, texts
+from tokenizer_ids import AddedToken, CASES, make, processors, texts
 
 HERE = pathlib.Path(__file__).resolve().parent
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
@@ -33,8 +33,13 @@ class Masked(unittest.TestCase):
     def tokenizer(self, case, named):
         """As transformers has it, and a text with special tokens in it."""
         given = texts(20000)
-        tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=make(CASES[case], list(given.values()), self.folder / 'model'), **named)
+        made = make(CASES[case], list(given.values()), self.folder / 'model')
+        begin, end = named['cls_token'], named['sep_token']
+        made.add_special_tokens([begin, end])
+        ends = [(token, made.token_to_id(token)) for token in (end, begin)]
+        made.post_processor = {'BERT': processors.BertProcessing(*ends), 'RoBERTa': processors.RobertaProcessing(*ends)}.get(
+            case, processors.TemplateProcessing(single=f'{begin} $A {end}', special_tokens=ends))
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, **named)
         tokenizer.save_pretrained(self.folder / 'model')
         words = given['English'].split(' ')
         some = [str(token) for token in named.values() if isinstance(token, (str, AddedToken))] + ['<|begin|>', '☃']
@@ -60,6 +65,9 @@ class Masked(unittest.TestCase):
                 inputs, labels = torch.tensor(batches['inputs']).flatten(0, 1), torch.tensor(batches['labels']).flatten(0, 1)
                 chosen = labels != -100
                 given = torch.where(chosen, labels, inputs)
+                around = tokenizer('')['input_ids']   # as transformers has them around each text
+                self.assertEqual(around, [tokenizer.cls_token_id, tokenizer.sep_token_id])
+                self.assertTrue((given[:, [0, -1]] == torch.tensor(around)).all().item())
                 special = torch.tensor([tokenizer.get_special_tokens_mask(row, already_has_special_tokens=True)
                                         for row in given.tolist()]).bool()
                 self.assertGreater(special.sum().item(), 100)

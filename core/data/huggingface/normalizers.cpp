@@ -1,7 +1,7 @@
 #include "core/data/huggingface/normalizers.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -32,10 +32,11 @@ std::string by_character(std::string_view text, const Change& change) {
 
 std::string lower(std::string_view text) { return by_character(text, append_lower); }
 
-// Without the marks of these categories: accents of a text that is decomposed.
-std::string without_marks(std::string_view text, std::initializer_list<Category> marks) {
+// Without accents, of a text that is decomposed.
+template <typename IsAccent>
+std::string without(std::string_view text, const IsAccent& is_accent) {
   return by_character(text, [&](std::string& to, char32_t c) {
-    if (std::find(marks.begin(), marks.end(), category_of(c)) == marks.end()) append_utf8(to, c);
+    if (!is_accent(c)) append_utf8(to, c);
   });
 }
 
@@ -78,7 +79,7 @@ Normalizer bert(const Part& part) {
   return [=](std::string text) {
     if (cleans) text = cleaned(text);
     if (parts) text = with_ideographs_apart(text);
-    if (strips) text = without_marks(nfd(text), {Category::Mn});
+    if (strips) text = without(nfd(text), [](char32_t c) { return category_of(c) == Category::Mn; });
     return lowers ? lower(text) : text;
   };
 }
@@ -121,10 +122,7 @@ Normalizer normalizer_of(const Part& step) {
   if (type == "NFKD") return [](const std::string& text) { return nfkd(text); };
   if (type == "Precompiled") return precompiled(step["precompiled_charsmap"]);
   if (type == "Lowercase") return [](const std::string& text) { return lower(text); };
-  if (type == "StripAccents")
-    return [](const std::string& text) {
-      return without_marks(text, {Category::Mn, Category::Mc, Category::Me});
-    };
+  if (type == "StripAccents") return [](const std::string& text) { return without(text, is_mark); };
   if (type == "BertNormalizer") return bert(step);
   if (type == "Strip")
     return [left = step["strip_left"].flag(true), right = step["strip_right"].flag(true)](

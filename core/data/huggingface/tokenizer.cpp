@@ -33,12 +33,13 @@ class JsonTokenizer final : public Tokenizer {
     model_ = make_model(root["model"], byte_level, shown_);
     read_added(root["added_tokens"]);
     read_decoder(root["decoder"]);
-    read_prefix(root["post_processor"]);
+    read_surroundings(root["post_processor"]);
   }
 
   std::string_view kind() const override { return "huggingface"; }
   int64_t vocabulary_size() const override { return static_cast<int64_t>(shown_.texts.size()); }
   std::vector<int32_t> prefix() const override { return prefix_; }
+  std::vector<int32_t> suffix() const override { return suffix_; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int32_t> ids;
@@ -168,33 +169,40 @@ class JsonTokenizer final : public Tokenizer {
       for (std::string& shown : *texts) shown = cleaned(std::move(shown));
   }
 
-  // What a template puts before a text.
-  void read_prefix(const Part& processor) {
+  // What is put before and behind a text.
+  void read_surroundings(const Part& processor) {
     for (const Part& part : steps_of(processor, "processors")) {
-      if (part.type() == "BertProcessing") {
-        const std::vector<Part> first = part["cls"].list();
-        if (first.size() != 2) fail_usage("{}: a token and its id are wanted", part["cls"].name);
-        add_prefix(first[1].id(), first[1].name);
-      }
-      if (part.type() != "TemplateProcessing") continue;
-      for (const Part& piece : part["single"].list()) {
-        if (!piece["SpecialToken"].present()) break;
-        const std::string name = piece["SpecialToken"]["id"].text();
-        const Part special = part["special_tokens"][name]["ids"];
-        if (special.present()) {
-          for (const Part& id : special.list()) add_prefix(id.id(), special.name);
-        } else {
-          const auto found = by_content_.find(name);
-          if (found == by_content_.end()) fail_usage("{}: there is no token '{}'", part.name, name);
-          add_prefix(found->second, special.name);
+      if (part.type() == "BertProcessing" || part.type() == "RobertaProcessing")
+        for (const auto& [name, to] : {std::pair{"cls", &prefix_}, std::pair{"sep", &suffix_}}) {
+          const std::vector<Part> token = part[name].list();
+          if (token.size() != 2) fail_usage("{}: a token and its id are wanted", part[name].name);
+          add_surrounding(*to, token[1].id(), token[1].name);
         }
+      if (part.type() == "TemplateProcessing") read_template(part);
+    }
+  }
+  void read_template(const Part& part) {
+    std::vector<int32_t>* to = &prefix_;
+    for (const Part& piece : part["single"].list()) {
+      if (!piece["SpecialToken"].present()) {
+        to = &suffix_;
+        continue;
+      }
+      const std::string name = piece["SpecialToken"]["id"].text();
+      const Part special = part["special_tokens"][name]["ids"];
+      if (special.present()) {
+        for (const Part& id : special.list()) add_surrounding(*to, id.id(), special.name);
+      } else {
+        const auto found = by_content_.find(name);
+        if (found == by_content_.end()) fail_usage("{}: there is no token '{}'", part.name, name);
+        add_surrounding(*to, found->second, special.name);
       }
     }
   }
-  void add_prefix(int32_t id, std::string_view name) {
+  void add_surrounding(std::vector<int32_t>& to, int32_t id, std::string_view name) const {
     if (static_cast<size_t>(id) >= shown_.texts.size())
       fail_usage("{}: token id {} is outside the vocabulary", name, id);
-    prefix_.push_back(id);
+    to.push_back(id);
   }
 
   std::string text_;  // of tokenizer.json
@@ -209,7 +217,7 @@ class JsonTokenizer final : public Tokenizer {
   bool drops_first_space_ = false;
   AddedTokens before_normalizing_, after_normalizing_;
   std::unordered_map<std::string, int32_t> by_content_;
-  std::vector<int32_t> prefix_;
+  std::vector<int32_t> prefix_, suffix_;
 };
 
 }  // namespace

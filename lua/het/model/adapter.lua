@@ -27,11 +27,23 @@ local function names_of(place, expert)
   return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
 end
 
--- Places by the name of the layer in the file; several are parts of one layer there.
+-- The names in the file of A and B of a fused parameter of experts. PEFT wraps their layer once for each parameter, the
+-- first one, gate_up_proj, innermost.
+local function names_of_fused(place, lora)
+  local is_inside = false
+  for _, other in ipairs(lora.places) do
+    is_inside = is_inside
+      or place.part ~= "down" and other.part == "down" and other.in_fused and other.path == place.path
+  end
+  local theirs = prefix .. place.fused:match "^(.*)%.[^.]+$" .. (is_inside and ".base_layer" or "")
+  return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
+end
+
+-- Places by the name of the layer in the file, or of the parameter; several are parts of one there.
 local function by_layer(places)
   local groups, list = {}, {}
   for _, place in ipairs(places) do
-    local name = place.names[1]
+    local name = place.in_fused and place.fused or place.names[1]
     if not groups[name] then
       groups[name] = {}
       list[#list + 1] = groups[name]
@@ -70,8 +82,22 @@ function adapter.tensors(model, state)
     local whole = #group > 1 and op.concat(unpack(rows)) or rows[1]
     result[theirs_b] = group[1].by_heads and tensors_of.to_heads(model.arguments, whole) or whole
   end
+  -- A of all experts, one below the other; a row of B has the columns of all experts, rank by rank.
+  local function push_fused(group)
+    local theirs_a, theirs_b = names_of_fused(group[1], model.lora)
+    local a = state:read((layer_adapter.parameters_of(group[1])))
+    local rows = {}
+    for i, place in ipairs(group) do rows[i] = state:read((select(2, layer_adapter.parameters_of(place)))) end
+    rows[#rows + 1] = { dim = 1 }
+    local b = #group > 1 and op.concat(unpack(rows)) or rows[1]   -- [experts, outputs, rank]
+    local experts, outputs, rank = unpack(b.shape)
+    result[theirs_a] = op.reshape(a, { shape = { experts * rank, a.shape[3] } })
+    result[theirs_b] = op.reshape(op.transpose(b, { order = { 1, 2, 0 } }), { shape = { outputs, rank * experts } })
+  end
   for _, group in ipairs(by_layer(model.lora.places)) do
-    if group[1].experts then push_of_experts(group[1]) else push(group) end
+    if group[1].in_fused then push_fused(group)
+    elseif group[1].experts then push_of_experts(group[1])
+    else push(group) end
   end
   return result
 end
@@ -82,7 +108,8 @@ function adapter.config(model)
   return {
     peft_type = "LORA", task_type = family and family.name ~= "bert" and "CAUSAL_LM" or native.null,
     base_model_name_or_path = rawget(model, "base_folder") or native.null, r = lora.rank, lora_alpha = lora.alpha,
-    lora_dropout = lora.dropout, target_modules = lora.targets, bias = "none", inference_mode = true,
+    lora_dropout = lora.dropout, target_modules = #lora.targets > 0 and lora.targets or native.null,
+    target_parameters = lora.parameters or native.null, bias = "none", inference_mode = true,
     fan_in_fan_out = family ~= nil and family.name == "gpt2", init_lora_weights = true, use_rslora = false,
     use_dora = false, modules_to_save = native.null, hetrun_version = native.version(),
   }
@@ -98,10 +125,23 @@ end
 
 -- What PEFT's configuration may not ask for.
 local refused = { "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication",
-  "use_dora", "lora_bias", "target_parameters", "trainable_token_indices", "megatron_config",
+  "use_dora", "lora_bias", "trainable_token_indices", "megatron_config",
   "alora_invocation_tokens" }
 
---- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, dropout }.
+-- The names of `target_parameters`; nil where there are none.
+local function parameters_of(config, refuse)
+  local list = config.target_parameters
+  if not is_given(list) then return nil end
+  for _, name in ipairs(type(list) == "table" and list or { list }) do
+    if type(list) ~= "table" or type(name) ~= "string" or not name:find "experts%.[^.]+$" then
+      refuse("target_parameters: %s is not supported; mlp.experts.gate_up_proj and mlp.experts.down_proj are",
+        text.value(name))
+    end
+  end
+  return list
+end
+
+--- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, dropout, parameters }.
 function adapter.read_config(folder)
   local path = folder .. "/" .. adapter.config_file
   access.check(path)
@@ -124,7 +164,8 @@ function adapter.read_config(folder)
   if config.use_rslora == true then alpha = alpha * math.sqrt(rank) end
   local dropout = type(config.lora_dropout) == "number" and config.lora_dropout or 0
   local base = config.base_model_name_or_path
-  return { rank = rank, alpha = alpha, dropout = dropout, base = type(base) == "string" and base or nil }
+  return { rank = rank, alpha = alpha, dropout = dropout, base = type(base) == "string" and base or nil,
+    parameters = parameters_of(config, refuse) }
 end
 
 --- The tensors of an adapter by name, and the metadata of their file.
@@ -144,7 +185,11 @@ local function is_base(name)
     or name:find "%.wte%.weight$" ~= nil or name:find "%.embed_in%.weight$" ~= nil
 end
 
---- The names of the layers that have adapters in a file: whole ones, as nn.lora's targets.
+-- Is it the layer of all experts, whose parameters have adapters?
+local function is_fused(layer) return layer:find "%.experts$" ~= nil or layer:find "%.experts%.base_layer$" ~= nil end
+
+--- The names of the layers that have adapters in a file: whole ones, as nn.lora's targets; nil where parameters alone
+-- have any.
 function adapter.targets(folder, stored)
   local list = {}
   for _, name in ipairs(text.keys(stored)) do
@@ -153,10 +198,10 @@ function adapter.targets(folder, stored)
     if not layer then
       errors.usage("%s/%s holds '%s', which is no A or B of a linear layer", folder, adapter.tensors_file, name)
     end
-    if which == "A" then list[#list + 1] = layer end
+    if which == "A" and not is_fused(layer) then list[#list + 1] = layer end
     ::continue::
   end
-  return list
+  return #list > 0 and list or nil
 end
 
 --- The adapters of a folder as initial values of a model's.
@@ -201,8 +246,25 @@ function adapter.set_initial(folder, model, set_initial)
       set_initial(b, #group > 1 and whole_b:rows(place.first, place.outputs) or whole_b)
     end
   end
+  local function take_fused(group)
+    local theirs_a, theirs_b = names_of_fused(group[1], lora)
+    local experts, rank, outputs = group[1].experts, lora.rank, 0
+    for _, place in ipairs(group) do outputs = outputs + place.outputs end
+    local whole_a = take(theirs_a, { experts * rank, group[1].inputs })
+    local whole_b = take(theirs_b, { outputs, rank * experts })
+    local first = 0
+    for i, place in ipairs(group) do
+      local a, b = layer_adapter.parameters_of(place)
+      if i == 1 then set_initial(a, whole_a:reshaped { experts, rank, place.inputs }) end
+      local own = whole_b:rows(first, place.outputs):reshaped { place.outputs * rank, experts }
+      set_initial(b, own:transposed():reshaped { experts, place.outputs, rank })
+      first = first + place.outputs
+    end
+  end
   for _, group in ipairs(by_layer(lora.places)) do
-    if group[1].experts then take_of_experts(group[1]) else take_of(group) end
+    if group[1].in_fused then take_fused(group)
+    elseif group[1].experts then take_of_experts(group[1])
+    else take_of(group) end
   end
   local table_of = { model.arguments.vocab, model.arguments.width }
   for name, tensor in pairs(stored) do

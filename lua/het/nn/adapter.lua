@@ -1,7 +1,8 @@
 --- Low-rank adapters (LoRA, Hu et al. 2022) of linear layers: y = W x + b + scale · B A x. A description has them as
 -- `adapters`, a table by part: "" of a linear layer, "q", "k" and "v" of an attention whose projections are one layer.
 -- Each is { rank, scale, dropout, inputs, outputs, beside, experts }; `beside`: its A is that of the layer of this name
--- beside it; `experts`: of "side", "up" and "down" of nn.experts, how many have one each.
+-- beside it; `experts`: of "side", "up" and "down" of nn.experts, how many have one each; `shares`: its A is that of
+-- this part of the layer.
 local op = require "het.op"
 
 local adapter = {}
@@ -11,12 +12,14 @@ local parts = { "", "q", "k", "v", "side", "up", "down" }
 local function name_of(part, which) return part == "" and which or part .. "." .. which end
 
 --- Names of the parameters of a part: of A and of B.
-function adapter.names(part) return name_of(part, "lora_a"), name_of(part, "lora_b") end
+-- @string part
+-- @string[opt] shares the part whose A it has (default: an own one)
+function adapter.names(part, shares) return name_of(shares or part, "lora_a"), name_of(part, "lora_b") end
 
 --- The names in a model of the parameters of a place's adapter (het.nn.lora): of A and of B.
--- @tparam table place { path, part, beside = }
+-- @tparam table place { path, part, beside =, shares = }
 function adapter.parameters_of(place)
-  local a, b = adapter.names(place.part)
+  local a, b = adapter.names(place.part, place.shares)
   local at = place.beside and place.path:gsub("[^.]+$", place.beside) or place.path
   local function under(path, name) return path == "" and name or path .. "." .. name end
   return under(at, a), under(place.path, b)
@@ -33,8 +36,10 @@ function adapter.with_parameters(list, adapters)
         table.insert(shape_a, 1, own.experts)
         table.insert(shape_b, 1, own.experts)
       end
-      list[#list + 1] = { a, shape_a, init = { kind = "uniform", scale = 1 / math.sqrt(own.inputs) },
-        beside = own.beside, tied = own.beside ~= nil or nil }
+      if not own.shares then
+        list[#list + 1] = { a, shape_a, init = { kind = "uniform", scale = 1 / math.sqrt(own.inputs) },
+          beside = own.beside, tied = own.beside ~= nil or nil }
+      end
       list[#list + 1] = { b, shape_b, init = "zeros" }
     end
   end
@@ -49,7 +54,7 @@ end
 function adapter.add(self, part, x, y)
   local own = self.adapters and self.adapters[part]
   if not own then return y end
-  local a, b = adapter.names(part)
+  local a, b = adapter.names(part, own.shares)
   x = self.builder:dropout(x, own.dropout)
   if own.experts then   -- [experts, rows, features] by [experts, outputs, features]
     local h = op.matmul(x, self[a], { transpose_b = true })

@@ -18,6 +18,9 @@ Builder.__index = Builder
 
 local builder = {}
 
+--- The layer that a reference's parameters are in: a name that no layer of a recipe has.
+builder.reference_name = "(reference)"
+
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16", "f16"), `mode` ("train", "evaluate",
 -- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), `packed` (rows
@@ -38,6 +41,9 @@ function builder.new(settings)
     values = {},          -- parameters by name, in the compute precision
     frozen = {},          -- names of parameters that are not trained
     given = {},           -- by name, what makes the tensor that a parameter begins with
+    layers = {},          -- by name, the layers that were begun
+    reference = false,    -- a reference is built: nothing of it is trained
+    figures = {},         -- names of outputs that a recipe's loss has beside the loss
     lookup = {},          -- names of tables of embeddings
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
@@ -166,11 +172,12 @@ function Builder:parameter(parameter, path, hints)
   local name = prefix == "" and parameter[1] or prefix .. "." .. parameter[1]
   if not self.values[name] then
     local computed = #parameter[2] >= 2 and not parameter.full and self.precision or "f32"
-    local dtype = parameter.frozen and computed or "f32"
+    local frozen = parameter.frozen or self.reference
+    local dtype = frozen and computed or "f32"
     self.given[name] = given(parameter, name, dtype)
     local value = self.graph:parameter(name, dtype, parameter[2], initial(self, parameter),
       hints and hints[parameter[1]], self.given[name])
-    self.frozen[name], self.lookup[name] = parameter.frozen, parameter.lookup
+    self.frozen[name], self.lookup[name] = frozen, parameter.lookup
     if self.in_place_of then value = self.in_place_of(self, name, value, parameter[2]) end
     if dtype ~= computed then value = copy_of(self, value, name) end
     self.values[name] = value
@@ -203,12 +210,34 @@ end
 --- Train on a loss beside that of the model: its mean over the samples of a step.
 -- @param loss f32[]: its sum over the samples of a micro-batch
 function Builder:add_loss(loss)
+  if self.reference then return end
   loss = op.scale(loss, { factor = 1 / self.samples })
   self.added_loss = self.added_loss and op.add(self.added_loss, loss) or loss
 end
 
---- Begin the next layer that a plan may place: the embedding, a block, the head.
-function Builder:begin_layer(name) self.graph:begin_layer(name) end
+--- Begin the next layer that a plan may place: the embedding, a block, the head. A reference's layers are those of
+-- the model, by name: a plan places both together.
+function Builder:begin_layer(name)
+  if not self.reference then
+    self.layers[name] = self.graph:begin_layer(name)
+  elseif self.layers[name] then
+    self.graph:enter_layer(self.layers[name])
+  else
+    errors.usage("the reference has a layer '%s', which the model has not; the two need the same layers", name)
+  end
+end
+
+--- What a frozen model gives for x, beside the model that is trained: without dropout, and without a gradient.
+-- @param model its description
+-- @bool shared whether its parameters are those of the model; else their names begin with builder.reference_name
+-- @param x
+function Builder:call_reference(model, shared, x)
+  local mode = self.mode
+  self.reference, self.mode = true, "evaluate"
+  local result = self:call(model, not shared and builder.reference_name or nil, false, x)
+  self.reference, self.mode = false, mode
+  return result
+end
 
 -- What a layer computed has to be a value. Tables without a metatable may pass between layers of a recipe.
 local function check_result(self, what, result)

@@ -35,7 +35,8 @@ local function place_of(path, inner, theirs, part)
     names = { theirs or path, path } }
 end
 
--- The place of a part of nn.experts: "side", "up" or "down".
+-- The place of a part of nn.experts: "side", "up" or "down". A family's also has `fused`, the name of the parameter
+-- that transformers has it in since version 5, with those of all experts.
 local function place_of_experts(path, inner, theirs, part)
   local a = inner.arguments
   local width, hidden = a.width, a.hidden or 4 * a.width
@@ -61,7 +62,11 @@ local function places_of_family(family, model)
       end
     elseif row.experts then
       local path, part = ours:match "^(.*)%.([^.]+)$"
-      push(place_of_experts(path, layers[path], without_weight(theirs[1]):gsub("experts%.0%.", "experts.*."), part))
+      local name = without_weight(theirs[1]):gsub("experts%.0%.", "experts.*.")
+      local place = place_of_experts(path, layers[path], name, part)
+      place.fused = name:gsub("[^.]+%.experts%..*$", "mlp.experts.")
+        .. (part == "down" and "down_proj" or "gate_up_proj")
+      push(place)
     elseif type(theirs) == "table" and theirs[1]:find "%.weight$" then   -- queries, keys, values
       local path = without_weight(ours):match "^(.*)%.qkv$"
       local s = layers[path].arguments
@@ -134,9 +139,60 @@ local function names_of(places)
   return list
 end
 
+-- Names of the fused parameters of places, from the block on, each once: "mlp.experts.down_proj".
+local function names_of_fused(places)
+  local known, list = {}, {}
+  for _, place in ipairs(places) do
+    local name = place.fused and place.fused:match "mlp%.experts%..+$"
+    if name and not known[name] then known[name], list[#list + 1] = true, name end
+  end
+  return list
+end
+
+-- Names of chosen parameters as PEFT writes them: from the block on where these choose the same, else whole ones; nil
+-- where there are none.
+local function names_of_parameters(places, fused)
+  if #fused == 0 then return nil end
+  local short, count, known, whole = names_of_fused(fused), 0, {}, {}
+  for _, place in ipairs(places) do
+    if place.fused and text.contains(short, place.fused:match "mlp%.experts%..+$") then count = count + 1 end
+  end
+  if count == #fused then return short end
+  for _, place in ipairs(fused) do
+    if not known[place.fused] then known[place.fused], whole[#whole + 1] = true, place.fused end
+  end
+  return whole
+end
+
+-- The places in the fused parameters that are named; those of one parameter have one A.
+local function chosen_parameters(places, parameters, report)
+  local list, taken = {}, {}
+  for _, wanted in ipairs(parameters or {}) do
+    local found = false
+    for _, place in ipairs(places) do
+      local name = place.fused
+      if name and (name == wanted or name:sub(-#wanted - 1) == "." .. wanted) then
+        found = true
+        if not taken[place] then
+          taken[place] = true
+          list[#list + 1] = setmetatable({ in_fused = true, shares = place.part == "up" and "side" or nil },
+            { __index = place })
+        end
+      end
+    end
+    if not found then
+      local known = names_of_fused(places)
+      report("parameters", ("nn.lora.parameters: %s names no parameter that has all experts of a layer; %s"):format(
+        text.value(wanted), #known > 0 and "there are " .. table.concat(known, ", ") or "the model has none"))
+    end
+  end
+  return list
+end
+
 -- The places that targets choose; those that choose none are reported.
-local function chosen(model, places, targets, report)
+local function chosen(model, places, targets, parameters, report)
   local list, hit = {}, {}
+  if not targets and parameters then return list end
   if not targets then
     for _, place in ipairs(places) do
       if not place.classifier then list[#list + 1] = place end
@@ -180,7 +236,30 @@ local function targets_of(places, list)
   return count == #list and short or whole
 end
 
---- nn.lora { model = , rank = , alpha = , targets = }
+-- What is wrong with `parameters`, beside the places that `targets` choose.
+local function check_parameters(a, places, list, report)
+  if not a.parameters then return end
+  if #a.parameters == 0 then
+    return report("parameters", "nn.lora.parameters is empty; name parameters, or leave it out")
+  end
+  for _, name in ipairs(a.parameters) do
+    if type(name) ~= "string" then
+      return report("parameters", ("nn.lora.parameters: %s is no name"):format(text.value(name)))
+    end
+  end
+  if a.dropout > 0 then
+    report("dropout", "nn.lora.dropout: adapters of `parameters` have none, as in PEFT; leave it out")
+  end
+  local by_targets = {}
+  for _, place in ipairs(list) do by_targets[place.names[2]] = true end
+  for _, place in ipairs(chosen_parameters(places, a.parameters, report)) do
+    if by_targets[place.names[2]] then
+      return report("parameters", ("nn.lora.parameters: %s has adapters by `targets`"):format(place.fused))
+    end
+  end
+end
+
+--- nn.lora { model = , rank = , alpha = , targets = , parameters = }
 lora.lora = define.constructor {
   name = "nn.lora",
   sentence = "A model whose parameters stay as they are, with low-rank adapters (Hu et al. 2022) of its linear layers, "
@@ -193,7 +272,9 @@ lora.lora = define.constructor {
     { "rank", "integer", "rows of A and columns of B", default = 8, min = 1 },
     { "alpha", "number", "times what the adapters add, over the rank", default = 16, above = 0 },
     { "targets", "list", 'which layers: ends of their names, as PEFT\'s target_modules ("q_proj") or ours ("mlp.up") '
-      .. "(default: every linear layer but the classifier)" },
+      .. "(default: every linear layer but the classifier; none with `parameters`)" },
+    { "parameters", "list", "which parameters with the weights of all experts of a layer, as PEFT's target_parameters: "
+      .. '"mlp.experts.gate_up_proj", "mlp.experts.down_proj"; gate and up have one A then' },
     { "dropout", "number", "of what goes into the adapters, while training", default = 0, min = 0, below = 1 },
   },
   check = function(a, report)
@@ -209,23 +290,28 @@ lora.lora = define.constructor {
           return report("targets", ("nn.lora.targets: %s is no name"):format(text.value(target)))
         end
       end
-      chosen(a.model, places, a.targets, report)
+      check_parameters(a, places, chosen(a.model, places, a.targets, a.parameters, report), report)
     end
   end,
   build = function(a)
     local places = places_of(a.model)
-    local list = chosen(a.model, places, a.targets, function(_, sentence) errors.usage("%s", sentence) end)
+    local function refuse(_, sentence) errors.usage("%s", sentence) end
+    local list = chosen(a.model, places, a.targets, a.parameters, refuse)
+    local fused = chosen_parameters(places, a.parameters, refuse)
+    local targets, parameters = targets_of(places, list), names_of_parameters(places, fused)
+    for _, place in ipairs(fused) do list[#list + 1] = place end
     local by_path = {}
     for _, place in ipairs(list) do
       by_path[place.path] = by_path[place.path] or {}
       by_path[place.path][place.part] = { rank = a.rank, scale = a.alpha / a.rank, dropout = a.dropout,
-        inputs = place.inputs, outputs = place.outputs, beside = place.beside, experts = place.experts }
+        inputs = place.inputs, outputs = place.outputs, beside = place.beside, experts = place.experts,
+        shares = place.shares }
     end
     local model = a.model:copied(function(copy, path)
       copy.frozen, copy.adapters = true, by_path[path]
     end)
-    rawset(model, "lora", { rank = a.rank, alpha = a.alpha, dropout = a.dropout, targets = targets_of(places, list),
-      places = list, base = a.model })
+    rawset(model, "lora", { rank = a.rank, alpha = a.alpha, dropout = a.dropout, targets = targets,
+      parameters = parameters, places = list, base = a.model })
     if rawget(model, "folder") then rawset(model, "base_folder", model.folder) end
     return model
   end,

@@ -6,10 +6,17 @@ local builder = require "het.nn.builder"
 local custom = require "het.op.custom"
 local errors = require "het.errors"
 local op = require "het.op"
+local reference = require "het.train.reference"
 local source = require "het.language.source"
 local text = require "het.text"
 
 local graphs = {}
+
+-- Before the names of outputs that are figures.
+local figure_prefix = "figure "
+
+--- The name of the output that is a figure of the recipe's loss.
+function graphs.output_of_figure(name) return figure_prefix .. name end
 
 -- Inputs that are numbers with fractions are computed with in the run's precision.
 local function in_precision(value, precision)
@@ -38,20 +45,42 @@ local function squared_error(output, labels, scale)
   return op.reshape(op.scale(op.mul(total, scale), { factor = 1 / features }), { shape = {} })
 end
 
+-- Inputs and parameters have names; what is computed from them has none.
+local function is_computed(value)
+  return type(value) == "userdata" and getmetatable(value) == "value" and value.name == ""
+end
+
+-- What the recipe's function makes of the model's output, and of that of the reference; and its figures.
+local function loss_of_recipe(b, spec, inputs, labels, scale)
+  local output = b:call(spec.model, nil, false, inputs)
+  local beside = spec.reference and b:call_reference(spec.reference, reference.is_shared(spec), inputs)
+  local loss, figures = spec.loss(output, labels, scale, beside)
+  if not is_computed(loss) then
+    errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
+      .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
+  end
+  if figures ~= nil and type(figures) ~= "table" then
+    errors.usage("the function `loss` returned %s beside the loss; figures by name are needed, such as { accuracy = a "
+      .. "}", text.value(figures))
+  end
+  for _, name in ipairs(figures and text.keys(figures) or {}) do
+    if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
+      errors.usage("the function `loss` returned a figure named %s; a name of letters, digits and _ is needed",
+        text.value(name))
+    elseif not is_computed(figures[name]) or figures[name].dtype ~= "f32" or #figures[name].shape > 0 then
+      errors.usage("the function `loss` returned %s as the figure '%s'; an f32 number of the graph is needed, without "
+        .. "dimensions", text.value(figures[name]), name)
+    end
+  end
+  return loss, figures
+end
+
 local function loss_of(b, spec)
   local graph, model = b.graph, spec.model
   local inputs = in_precision(graph:input("inputs", spec.inputs[1], spec.inputs[2]), b.precision)
   local labels = graph:input("labels", spec.labels[1], spec.labels[2])
   local scale = graph:input("scale", "f32", { 1 }, true)
-  if spec.loss then
-    local loss = spec.loss(b:call(model, nil, false, inputs), labels, scale)
-    -- Inputs and parameters have names; what is computed from them has none.
-    if type(loss) ~= "userdata" or getmetatable(loss) ~= "value" or loss.name ~= "" then
-      errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
-        .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
-    end
-    return loss
-  end
+  if spec.loss then return loss_of_recipe(b, spec, inputs, labels, scale) end
   if type(model) ~= "function" and model.class.loss then
     return model.class.loss(model:bind(b), inputs, labels, scale)
   end
@@ -61,14 +90,20 @@ local function loss_of(b, spec)
   return squared_error(output, labels, scale)
 end
 
---- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale". What does not fit is an error with the
--- line of the recipe that computes it, in a separate forward, or else describes the layer.
+--- The loss of one micro-batch, with its inputs "inputs", "labels" and "scale"; its figures become outputs, and their
+-- names the builder's `figures`. What does not fit is an error with the line of the recipe that computes it, in a
+-- separate forward, or else describes the layer.
 -- @param b the builder
--- @tparam table spec `model`, `loss` (or nil), `inputs` and `labels` ({ dtype, shape } of a micro-batch)
+-- @tparam table spec `model`, `loss` and `reference` (or nil), `inputs` and `labels` ({ dtype, shape } of a
+-- micro-batch)
 function graphs.loss(b, spec)
   local place
   local function compute()
-    local loss = loss_of(b, spec)
+    local loss, figures = loss_of(b, spec)
+    for _, name in ipairs(figures and text.keys(figures) or {}) do
+      b.graph:output(figure_prefix .. name, figures[name])
+      b.figures[#b.figures + 1] = name
+    end
     return b.added_loss and op.add(loss, b.added_loss) or loss
   end
   local ok, result = xpcall(compute, function(problem)
@@ -96,9 +131,9 @@ end
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step, `packed` (rows are
 -- several examples)
--- @treturn table { graph, trained, averaged, given, positions, starts, counter }: `trained`, elements of parameters
--- that are trained; by name `averaged`, whether a parameter is averaged, and `given`, what makes the tensor that it
--- begins with; whether it has these inputs
+-- @treturn table { graph, trained, averaged, given, figures, positions, starts, counter }: `trained`, elements of
+-- parameters that are trained; by name `averaged`, whether a parameter is averaged, and `given`, what makes the tensor
+-- that it begins with; names of `figures`; whether it has these inputs
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
     samples = spec.samples, rounding = spec.optimizer.arguments.rounding, packed = spec.packed }
@@ -133,14 +168,14 @@ function graphs.training(spec)
   local averaged = {}
   for _, parameter in ipairs(spec.average and trained or {}) do averaged[parameter.name] = true end
   return { graph = graph, trained = graphs.elements_of(wanted), averaged = averaged, given = b.given,
-    positions = b.values["input:positions"] ~= nil, starts = b.values["input:starts"] ~= nil,
+    figures = b.figures, positions = b.values["input:positions"] ~= nil, starts = b.values["input:starts"] ~= nil,
     counter = b.values["input:counter"] ~= nil }
 end
 
 --- The graph of an evaluation. Output: "loss".
 -- @tparam table spec as of graphs.training
 -- @tparam table averaged which parameters are, as graphs.training says
--- @treturn table { graph, positions, counter, average_weight }: whether it has these inputs
+-- @treturn table { graph, figures, positions, counter, average_weight }: names of figures; whether it has these inputs
 function graphs.evaluation(spec, averaged)
   local kept = spec.average
   local function in_place_of(b, name, parameter, shape)
@@ -149,7 +184,7 @@ function graphs.evaluation(spec, averaged)
   local b = builder.new { precision = spec.precision, mode = "evaluate", seed = spec.seed,
     in_place_of = kept and kept.evaluate and in_place_of or nil }
   b.graph:output("loss", graphs.loss(b, spec))
-  return { graph = b.graph, positions = b.values["input:positions"] ~= nil, counter = false,
+  return { graph = b.graph, figures = b.figures, positions = b.values["input:positions"] ~= nil, counter = false,
     average_weight = b.values["input:average_weight"] ~= nil }
 end
 

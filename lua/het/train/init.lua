@@ -4,6 +4,7 @@ local errors = require "het.errors"
 local generate = require "het.model.generate"
 local handle = require "het.sandbox.handle"
 local native = require "het.native"
+local reference = require "het.train.reference"
 local restoring = require "het.train.restoring"
 local Run = require "het.train.run"
 local suggest = require "het.language.suggest"
@@ -75,11 +76,12 @@ define.object {
     { "results", "run.results", "What run:start() returned, of a run that has ended." },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
       .. "} or { lost =, problems = }, planned ahead." },
-    { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun." },
+    { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun; and "
+      .. "that of the figures beside it, by name." },
     { "prepare", "run:prepare()", "Build everything that training needs, and compute nothing yet. start and generate "
       .. "call it." },
     { "train_step", "run:train_step()", "One step, of a run that was prepared: { step, loss, lr, gradient_norm, "
-      .. "seconds }, or nil when interrupted." },
+      .. "seconds, figures }, or nil when interrupted." },
     { "use_plan", "run:use_plan(plan)", "Go on by another plan, from the next step on: the state moves between the "
       .. "ranks, and training goes on as if nothing had changed. All ranks call it at the same place, as in on_step.",
       example = "run:use_plan(het.plan { microbatch = 2, het.pipeline { het.stage \"here:0\" } })" },
@@ -141,8 +143,25 @@ local function check_evaluate(a, report)
   end
 end
 
+-- What is trained on pairs of answers, and beside a reference.
+local function check_reference(a, report)
+  if define.kind_of(a.data) == "corpus" and a.data.native.rows > 1 and not a.loss then
+    report("loss", "train.data is of preferences, which need a `loss` that compares answers; recipes/dpo.lua has one")
+  end
+  if not a.reference then return end
+  if not a.loss then
+    report("reference", "train.reference needs a `loss`, which gets its output")
+  elseif not is_model(a.model) then
+    report("reference", "train.reference needs a model of het.nn, not a function")
+  elseif not reference.is_shared(a) and not rawget(a.reference, "folder") then
+    report("reference", "train.reference has no weights: it has to be what het.load returns, or the model that nn.lora "
+      .. "was given")
+  end
+end
+
 local function check(a, report)
   check_evaluate(a, report)
+  check_reference(a, report)
   if a.batch % (a.microbatch or a.batch) ~= 0 then
     report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
       a.microbatch, a.batch, suggest.divisors(a.batch, a.microbatch)))
@@ -174,7 +193,8 @@ local function check(a, report)
         a.data.vocab, arguments.vocab))
     end
     if not corpus then
-      report("data", "a language model is trained on data.text, data.jsonl, data.tokens or data.masked")
+      report("data", "a language model is trained on data.text, data.jsonl, data.preferences, data.tokens or "
+        .. "data.masked")
     end
   end
   local wordless = a.sample and generate.problem(a.model, a.data)
@@ -241,8 +261,12 @@ return define.constructor {
     { "precision", "string", "of matrices and activations; master weights and sums are f32; f16 is for `hetrun plan` "
       .. "and `hetrun simulate` alone", default = "f32", choices = { "f32", "bf16", "f16" } },
     { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
-    { "loss", "function", "function(output, labels, scale): the summed loss times scale, which is 1 / (labels of the "
-      .. "batch that count) (default: cross-entropy, or squared error for labels with fractions)" },
+    { "loss", "function", "function(output, labels, scale, reference): the summed loss times scale, which is 1 / "
+      .. "(labels of the batch that count, or pairs of data.preferences); then, if it has any, figures that are "
+      .. "reported beside it, by name: { accuracy = a }, each a sum times scale (default: cross-entropy, or squared "
+      .. "error for labels with fractions)" },
+    { "reference", "layer", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "
+      .. "`model` with adapters (nn.lora), which then is in memory once" },
     { "evaluate", "record", "on the held-out part", default = {}, instead = evaluate_instead, fields = {
       { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },
@@ -287,7 +311,7 @@ return define.constructor {
     { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step with { step, loss, lr, gradient_norm, "
-      .. "seconds }; with --elastic again, on all ranks, when the loss of a rank cut it off on one" },
+      .. "seconds, figures }; with --elastic again, on all ranks, when the loss of a rank cut it off on one" },
     { "on_change", "function", "with --elastic: function(run, change), called on the first rank when ranks were lost "
       .. "or came, for the plan of those that are there, and when others wait to join; nil is the default "
       .. "(?het.policy.on_change)" },

@@ -111,7 +111,7 @@ local function begun(self) return self.member and self.begun or self.first_step 
 local function introduce(self, reporter)
   local a = self.arguments
   local batch = self.unit == "samples" and ("%d samples"):format(a.batch)
-    or ("%d x %d tokens"):format(a.batch, self.context)
+    or ("%d x %s%d tokens"):format(a.batch, self.session.rows > 1 and self.session.rows .. " x " or "", self.context)
   local trained = self.session.trained
   reporter:say(("%s parameters%s, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
     trained < self.parameters and (", %s trained"):format(text.count(trained)) or "",
@@ -182,11 +182,11 @@ local function follow(self, reporter, step)
   end
   if self.step < step.step then return end
   if self.session.evaluator and (step.step % a.evaluate.every == 0 or step.step == a.steps) then
-    local loss = self:evaluate()
+    local loss, figures = self:evaluate()
     if not loss then return true end
     local is_new = self.evaluated < step.step
     loss = evaluation.count(self, step.step, loss)
-    if is_new then reporter:evaluated(step.step, loss, self.best, self.since, a.evaluate.patience) end
+    if is_new then reporter:evaluated(step.step, loss, self.best, self.since, a.evaluate.patience, figures) end
   end
   if a.keep_best and self.best_step == step.step then saving.beside_steps(self, "keep_best") end
   local is_last = step.step == a.steps or evaluation.is_over(self)
@@ -306,13 +306,14 @@ end
 local function flops_of(self)
   local a = self.arguments
   if self.unit == "samples" then return self:graph_of_sample():cost().flops end
-  return is_model(a.model) and a.model:training_flops(self.context) or 0
+  local beside = a.reference and a.reference:training_flops(self.context) / 3 or 0   -- its forward pass
+  return (is_model(a.model) and a.model:training_flops(self.context) or 0) + beside
 end
 
 local function new_reporter(self)
   local a, settings = self.arguments, native.settings
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
-  self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.context
+  self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.session.rows * self.context
   if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,

@@ -56,11 +56,19 @@ local function snapshot_words(snapshot)
   return ("snapshot %s old on %s%s"):format(counted(snapshot.age, "step"), counted(snapshot.hosts, "host"), behind)
 end
 
+-- Adds the figures of a loss: "accuracy 0.7500".
+local function add_figures(parts, figures)
+  for _, name in ipairs(figures and text.keys(figures) or {}) do
+    parts[#parts + 1] = ("%s %.4g"):format(name, figures[name])
+  end
+end
+
 function Progress:describe(step, snapshot)
   local parts = {
     ("step %d/%d"):format(step.step, self.steps),
     ("loss %.4f"):format(step.loss),
   }
+  add_figures(parts, step.figures)
   if self.rate then parts[#parts + 1] = ("%s %s/s"):format(text.count(self.rate), self.unit) end
   if self.rate and self.peak then parts[#parts + 1] = ("MFU %.0f %%"):format(100 * self:mfu(self.rate)) end
   if snapshot then parts[#parts + 1] = snapshot_words(snapshot) end
@@ -151,7 +159,7 @@ function Progress:account(results)
     paid))
 end
 
---- After a step. step: { step, loss, lr, gradient_norm, seconds }.
+--- After a step. step: { step, loss, lr, gradient_norm, seconds, figures }.
 -- @tparam[opt] table snapshot the newest whole one in memory: { age = steps, hosts = that hold it, behind_bytes = that
 -- replicas of this rank's next one lack, every = steps to the next, cost = seconds that steps lose to one }
 function Progress:step(step, snapshot)
@@ -171,7 +179,7 @@ function Progress:step(step, snapshot)
     seconds = self.train_seconds, tokens_per_s = rate, mfu = rate and self:mfu(rate),
     snapshot_age_steps = snapshot and snapshot.age, snapshot_hosts = snapshot and snapshot.hosts,
     replicas_behind_bytes = snapshot and snapshot.behind_bytes, snapshot_every_steps = snapshot and snapshot.every,
-    snapshot_cost_seconds = snapshot and snapshot.cost } }
+    snapshot_cost_seconds = snapshot and snapshot.cost, figures = step.figures } }
   self:record(self.last[1])
   if self.quiet then return end
   local now = native.clock()
@@ -191,12 +199,14 @@ end
 -- @tparam ?number best the lowest loss of an evaluation, nil without one that is finite
 -- @int since how many evaluations came after the last lower loss
 -- @tparam ?number patience with how many of these the run ends
-function Progress:evaluated(step, loss, best, since, patience)
+-- @tparam ?table figures those of the loss
+function Progress:evaluated(step, loss, best, since, patience, figures)
   self.validation = loss
-  local entry = { step = step, validation_loss = loss, best_validation_loss = best }
+  local entry = { step = step, validation_loss = loss, best_validation_loss = best, validation_figures = figures }
   if self.last then table.insert(self.last, entry) end
   self:record(entry)
   local more = {}
+  add_figures(more, figures)
   if best and best ~= loss then more[1] = ("best %.4f"):format(best) end
   if patience and since > 0 then
     more[#more + 1] = ("%d of %d %s without a lower loss"):format(since, patience,

@@ -16,6 +16,7 @@ local meeting = require "het.train.meeting"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local record = require "het.train.record"
+local reference = require "het.train.reference"
 local restoring = require "het.train.restoring"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
@@ -50,6 +51,7 @@ local function restore(self)
     self.state:set_initial(name, tensor)
     self.initial[name] = true
   end }
+  reference.read(a, function(name, tensor) state:set_initial(name, tensor) end)
   local training = self.resume and a.save and files.training(a.save)
   if not training then
     local folder = a.from or rawget(a.model, "folder")
@@ -168,7 +170,7 @@ function Run:use_plan(wanted)
   self.session = session.new(self, self.session)
 end
 
---- The mean loss over the holdout's first batches; nil when interrupted.
+--- The mean loss over the holdout's first batches, and that of its figures; nil when interrupted.
 function Run:evaluate()
   self:prepare()
   return self.session:evaluate()

@@ -11,6 +11,7 @@ local average = require "het.train.average"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local record = require "het.train.record"
+local reference = require "het.train.reference"
 
 local saving = {}
 
@@ -93,6 +94,7 @@ end
 local function begin_writing(run, field, folder, state, moment)
   saving.mark_own(run, folder)   -- this rank writes it
   run.saved_steps[field] = moment.step
+  if run.arguments.reference then state = reference.without(state) end
   return files.begin_save(folder, run.arguments.model, state, average.saved(run, state, moment.average_weight),
     moment.training, run.arguments.data:vocabulary())
 end

@@ -13,6 +13,7 @@ local ledger = require "het.train.ledger"
 local packing = require "het.train.packing"
 local peak = require "het.profile.peak"
 local record = require "het.train.record"
+local reference = require "het.train.reference"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
@@ -33,17 +34,20 @@ local function batch_types(a, microbatch, context)
     end
     return rows(a.data.arguments.inputs, a.data:input_dtype()), rows(a.data.arguments.labels)
   end
-  local tokens = { "i32", { microbatch, context } }
+  local tokens = { "i32", { microbatch * a.data.native.rows, context } }
   return tokens, tokens
 end
+
+--- Rows of a sample: two of preferences.
+function session.rows(a) return define.kind_of(a.data) == "corpus" and a.data.native.rows or 1 end
 
 --- What het.train.graphs makes the graphs of a micro-batch of.
 -- @tparam table a het.train's arguments
 function session.spec(a, microbatch, context)
   local inputs, labels = batch_types(a, microbatch, context)
-  return { model = a.model, loss = a.loss, inputs = inputs, labels = labels, precision = a.precision, seed = a.seed,
-           optimizer = a.optimizer, samples = a.batch, average = average.of(a), ema = a.ema ~= nil,
-           packed = packing.packs(a) }
+  return { model = a.model, loss = a.loss, reference = a.reference, inputs = inputs, labels = labels,
+           precision = a.precision, seed = a.seed, optimizer = a.optimizer, samples = a.batch,
+           average = average.of(a), ema = a.ema ~= nil, packed = packing.packs(a) }
 end
 
 local function program_of(self, made)
@@ -60,10 +64,12 @@ local function executor_of(self, program, made)
   return executor
 end
 
--- The shapes of parameters by name.
+-- The shapes of the model's parameters by name.
 local function shapes_of(parameters)
   local shapes = {}
-  for _, parameter in ipairs(parameters) do shapes[parameter.name] = parameter.shape end
+  for _, parameter in ipairs(parameters) do
+    if not reference.has(parameter.name) then shapes[parameter.name] = parameter.shape end
+  end
   return shapes
 end
 
@@ -77,6 +83,16 @@ local function begin_after(run, restored)
   evaluation.restore(run, about)
   saving.learn_best(run)
   run.ledger = ledger.new(run.step, run.cursor)
+end
+
+-- What the executor's last run gave for the loss, and the figures beside it by name; nil where there are none.
+local function read_loss(self, executor)
+  local figures
+  for _, name in ipairs(self.figures) do
+    figures = figures or {}
+    figures[name] = executor:number(graphs.output_of_figure(name))
+  end
+  return executor:number "loss", figures
 end
 
 -- What this rank's program needs of the state, from the ranks that have it, else from snapshots. A step that was
@@ -116,9 +132,10 @@ local function take_state(self, program, before)
   end
   -- Every rank that was in the step has finished it: here, or in a generation that ended before it had a session.
   if broken_off and run.step > step_before then
-    run.loss = before.trainer:number "loss"
+    local figures
+    run.loss, figures = read_loss(before, before.trainer)
     run.last_step = { step = run.step, loss = run.loss, lr = run.arguments.optimizer:rate(run.step,
-      run.arguments.steps), gradient_norm = before.trainer:number "gradient_norm", seconds = 0 }
+      run.arguments.steps), gradient_norm = before.trainer:number "gradient_norm", seconds = 0, figures = figures }
   end
 end
 
@@ -164,9 +181,10 @@ function session.new(run, before)
   local self = setmetatable({ run = run, cluster = run.cluster, plan = run.plan }, Session)
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
   self.microbatches = a.batch / self.microbatch
+  self.rows = session.rows(a)
   local spec = session.spec(a, self.microbatch, run.context)
   local training = graphs.training(spec)
-  self.has_counter, self.has_starts = training.counter, training.starts
+  self.has_counter, self.has_starts, self.figures = training.counter, training.starts, training.figures
   local parameters = training.graph:parameters()   -- whichever rank holds them
   self.shapes, self.parameters = shapes_of(parameters), graphs.elements_of(parameters)
   self.trained = training.trained
@@ -209,24 +227,29 @@ local function write_batch(self, executor, batch)
   executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
 end
 
---- The mean loss over the counted labels of the holdout's first batches; nil when interrupted. Batches without any
--- counted label are not computed: `count` is the same on all ranks.
+--- The mean loss over the counted labels of the holdout's first batches, and the mean of the figures beside it (nil
+-- where there are none); nil when interrupted. Batches without any counted label are not computed: `count` is the same
+-- on all ranks.
 function Session:evaluate()
   if not self.evaluator then
     errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")
   end
   self.holdout:seek(0)
-  local total, counted = 0, 0
+  local total, counted, sums = 0, 0, nil
   for _ = 1, self.run.arguments.evaluate.batches do
     local batch = self.holdout:next()
     if batch.count > 0 then
       write_batch(self, self.evaluator, batch)
       if self.evaluates_average then self.evaluator:write("average_weight", average.weight(self.run)) end
       if not self.evaluator:run() then return nil end
-      total, counted = total + self.evaluator:number("loss") * batch.count, counted + batch.count
+      local loss, figures = read_loss(self, self.evaluator)
+      total, counted = total + loss * batch.count, counted + batch.count
+      sums = figures and (sums or {})
+      for name, figure in pairs(figures or {}) do sums[name] = (sums[name] or 0) + figure * batch.count end
     end
   end
-  return total / math.max(1, counted)
+  for name, sum in pairs(sums or {}) do sums[name] = sum / counted end
+  return total / math.max(1, counted), sums
 end
 
 local function finite(value) return value == value and value < math.huge and value > -math.huge end
@@ -240,7 +263,7 @@ local function stop_non_finite(self, loss, norm)
     where ~= "" and ": " .. where or "")
 end
 
---- The run's next step; returns { step, loss, lr, gradient_norm, seconds }, or nil when interrupted.
+--- The run's next step; returns { step, loss, lr, gradient_norm, seconds, figures }, or nil when interrupted.
 function Session:train_step()
   local run, executor = self.run, self.trainer
   local a, step = run.arguments, run.step + 1
@@ -252,7 +275,7 @@ function Session:train_step()
   if a.ema then executor:write("average_weight", average.weight_of_step(run, step)) end
   if self.has_counter then
     for i = 1, self.own_microbatches do
-      local sample = (self.first_microbatch + i - 1) * self.microbatch
+      local sample = (self.first_microbatch + i - 1) * self.microbatch * self.rows
       executor:write("counter", native.tensor({ step, sample }, "i64"), i)
     end
   end
@@ -264,13 +287,14 @@ function Session:train_step()
     self.sampler:seek(run.cursor)
     return nil
   end
-  local loss, norm = executor:number("loss"), executor:number("gradient_norm")
+  local loss, figures = read_loss(self, executor)
+  local norm = executor:number "gradient_norm"
   if not finite(loss) or not finite(norm) then stop_non_finite(self, loss, norm) end
   run.step, run.loss, run.cursor = step, loss, self.sampler:cursor()
   ledger.count(run.ledger, step, first_sample, run.cursor)
   local seconds = native.clock() - started
   run.step_seconds = run.step_seconds and 0.9 * run.step_seconds + 0.1 * seconds or seconds
-  return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = seconds }
+  return { step = step, loss = loss, lr = lr, gradient_norm = norm, seconds = seconds, figures = figures }
 end
 
 --- What this rank says to the others in the steps that follow, beside what it always does.

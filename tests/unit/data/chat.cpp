@@ -3,6 +3,7 @@
 #include "core/data/chat.h"
 
 #include <catch2/catch.hpp>
+#include <cctype>
 
 #include "core/data/corpus.h"
 #include "core/data/examples.h"
@@ -216,6 +217,85 @@ TEST_CASE("each example comes once in an epoch, and those held out once") {
     CHECK(mine.inputs[0].at(i) == all.inputs[0].at(16 + i));
     CHECK(mine.labels[1].at(i) == all.labels[0].at(20 + i));
   }
+}
+
+namespace {
+
+std::string text_of(const Example& example) {
+  std::string text;
+  for (int64_t i = 0; i < example.tokens.count; ++i) {
+    const auto letter = static_cast<char>(example.tokens[i]);
+    text += example.counted[i] != 0 ? static_cast<char>(std::toupper(letter)) : letter;
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a pair of answers is two rows of a batch, and the answers count") {
+  const Scratch scratch;
+  const std::string lines =
+      R"({"prompt": "ab", "chosen": "cd", "rejected": "e"})"
+      "\n"
+      R"({"chosen": "he said no", "rejected": "he said yes"})"
+      "\n"
+      R"({"prompt": [{"role": "user", "content": "q"}], )"
+      R"("chosen": [{"role": "assistant", "content": "r"}], "rejected": [{"role": "assistant", "content": "s"}]})"
+      "\n"
+      R"({"prompt": "q", "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "t"}], )"
+      R"("rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "u"}]})"
+      "\n";
+  ExampleCorpusOptions options{.path = scratch.put("a.jsonl", lines), .tokenizer = "byte", .holdout = 0.25};
+  options.ending = ".";
+  options.preferences = true;
+  options.chat_template = scratch.put(
+      "t",
+      "{% for m in messages %}{% if m.role == 'user' %}<{{ m.content }}>{% else %}{% generation %}"
+      "{{ m.content }};{% endgeneration %}{% endif %}{% endfor %}");
+  const auto corpus = Corpus::from_examples(options);
+  CHECK(corpus->rows() == 2);
+  REQUIRE(corpus->examples(Split::train) == 3);
+  REQUIRE(corpus->examples(Split::holdout) == 1);
+  const auto rows_of = [&](Split split, int64_t index) {
+    return text_of(corpus->example(split, index, 0)) + "|" + text_of(corpus->example(split, index, 1));
+  };
+  CHECK(rows_of(Split::train, 0) == "abCD.|abE.");
+  CHECK(rows_of(Split::train, 1) == "he said NO.|he said YES.");
+  CHECK(rows_of(Split::train, 2) == "<q>R;|<q>S;");
+  CHECK(rows_of(Split::holdout, 0) == "<q>T;|<q>U;");
+
+  Sampler holdout(corpus, {.context = 6, .batch = 2, .split = Split::holdout});
+  const Batch batch = holdout.next();  // a pair, and none
+  CHECK(batch.inputs[0].shape() == Shape{4, 6});
+  CHECK(batch.labelled == 1);
+  CHECK(batch.inputs[0].at(3) == 'T' - 'A' + 'a');
+  CHECK(batch.inputs[0].at(6 + 3) == 'u');
+  CHECK(batch.labels[0].at(12) == kIgnoredLabel);
+  CHECK(cuts_of(*corpus, Split::train, 4).cut == 1);  // "he said yes."
+  CHECK(cuts_of(*corpus, Split::train, 4).empty == 1);
+  CHECK_THAT(error_of([&] {
+               Corpus::from_mixture({{corpus, 1}, {Corpus::from_ids({0, 1, 2}, 256, 0), 1}});
+             }),
+             Contains("do not mix"));
+}
+
+TEST_CASE("lines that hold no pair of answers are named") {
+  const Scratch scratch;
+  const auto error = [&](const std::string& line, bool preferences) {
+    ExampleCorpusOptions options{.path = scratch.put("b.jsonl", line), .tokenizer = "byte"};
+    options.preferences = preferences;
+    return error_of([&] { Corpus::from_examples(options); });
+  };
+  const std::string user = R"([{"role": "user", "content": "a"}])";
+  CHECK_THAT(error(R"({"prompt": "a", "chosen": "b", "rejected": "c"})", false),
+             Contains("data.preferences reads 'chosen' and 'rejected'"));
+  CHECK_THAT(error(R"({"prompt": "a", "chosen": "b"})", true),
+             Contains("b.jsonl:1: it has prompt, chosen; 'prompt', 'chosen' and 'rejected' are wanted"));
+  CHECK_THAT(error(R"({"chosen": "b", "rejected": 1})", true), Contains("'rejected' is not"));
+  CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": )" + user + "}", true),
+             Contains("do not differ in a message"));
+  CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": [{"role": "user", "content": "b"}]})", true),
+             Contains("no 'prompt'"));
 }
 
 TEST_CASE("lines that are wrong are named") {

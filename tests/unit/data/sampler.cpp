@@ -244,6 +244,60 @@ TEST_CASE("every masked sample has something to guess") {
     CHECK((batch.labels[0].at(2 * s) != kIgnoredLabel || batch.labels[0].at(2 * s + 1) != kIgnoredLabel));
 }
 
+TEST_CASE("tokens that the tokenizer has around a text stand around masked windows", "[masked]") {
+  const Scratch scratch;
+  const std::string json = R"({"pre_tokenizer": {"type": "WhitespaceSplit"},
+    "added_tokens": [{"id": 4, "content": "[MASK]", "special": true}], %
+    "model": {"type": "WordPiece", "unk_token": "[UNK]",
+              "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "[END]": 3, "a": 5, "b": 6, "c": 7}}})";
+  const auto corpus_with = [&](const std::string& processor) {
+    std::string text = json;
+    text.replace(text.find('%'), 1, processor);
+    return Corpus::from_text({.path = scratch.put("text", "a b c a b c a b c"),
+                              .vocabulary = Json::object_t{{"kind", "huggingface"}, {"json", text}},
+                              .holdout = 0});
+  };
+  const auto bert = corpus_with(
+      R"("post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},)");
+  SamplerOptions options{.context = 7, .batch = 300, .seed = 4, .objective = Objective::masked};
+  options.surrounded = true;
+  const Batch batch = make_batch(*bert, options, 0);
+  int64_t labelled = 0;
+  for (int64_t at = 0; at < 300 * 7; at += 7) {
+    CHECK(batch.inputs[0].at(at) == 1);
+    CHECK(batch.inputs[0].at(at + 6) == 2);
+    double before = 0;
+    for (int64_t i = 0; i < 7; ++i) {
+      const bool guessed = batch.labels[0].at(at + i) != kIgnoredLabel;
+      labelled += guessed ? 1 : 0;
+      const double token = guessed ? batch.labels[0].at(at + i) : batch.inputs[0].at(at + i);
+      if (i == 0 || i == 6) {
+        CHECK(!guessed);
+      } else {
+        CHECK((before == 0 || token == (before == 7 ? 5 : before + 1)));
+        CHECK(batch.inputs[0].at(at + i) != 1);  // not drawn either, though the file does not call it special
+        before = token;
+      }
+    }
+  }
+  CHECK(labelled == batch.labelled);
+  options.context = 2;
+  CHECK_THAT(error_of([&] { make_batch(*bert, options, 0); }),
+             Contains("is full of the 2") && Contains("3 is the least"));
+  options.context = 12;
+  CHECK_THAT(error_of([&] { make_batch(*bert, options, 0); }), Contains("a context of 12 needs at least 10"));
+
+  const auto two = corpus_with(R"("post_processor": {"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "x"}}, {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "y"}}],
+      "special_tokens": {"x": {"ids": [1]}, "y": {"ids": [3, 2]}}},)");
+  CHECK(two->tokenizer()->prefix() == std::vector<int32_t>{1});
+  CHECK(two->tokenizer()->suffix() == std::vector<int32_t>{3, 2});
+  options.context = 4;
+  CHECK(numbers(make_batch(*two, options, 0).inputs).at(2) == 3);
+  options.surrounded = false;
+  CHECK(numbers(make_batch(*two, options, 0).inputs).at(2) >= 4);
+}
+
 TEST_CASE("special tokens are neither masked nor drawn, and the tokenizer's mask hides", "[masked]") {
   const Scratch scratch;
   std::string words, added, text;

@@ -103,8 +103,13 @@ TEST_CASE("special tokens are those that the files name and mark", "[masked]") {
 
 TEST_CASE("text is composed as Unicode says") {
   CHECK(nfc("e\u0301 a\u0323\u0302 \u1100\u1161\u11A8 \u212B") == "\u00E9 \u1EAD \uAC01 \u00C5");
-  CHECK(nfc("a\u0302\u0323") == "\u1EAD");     // marks are ordered by their class
-  CHECK(nfc("\u0958") == "\u0915\u093C");      // not composed again
+  CHECK(nfc("a\u0302\u0323") == "\u1EAD");       // marks are ordered by their class
+  CHECK(nfc("\u0958") == "\u0915\u093C");        // not composed again
+  CHECK(nfc("\u1AC1\u0323") == "\u1AC1\u0323");  // Unicode 9, as the package, has no class for the first
+  CHECK(nfkc("\u32FF\u33FF") == "\u32FFgal");
+  CHECK(is_mark(0x301));
+  CHECK(!is_mark(0x1AC1));
+  CHECK(is_mark(0x1CF2));
   CHECK(nfc("x\xff\u0301") == "x\xff\u0301");  // a byte that is not UTF-8 stays
   CHECK(nfd("\u00E9\u1EAD\xff\uAC01z") == "e\u0301a\u0323\u0302\xff\u1100\u1161\u11A8z");
   std::string lower;
@@ -146,6 +151,7 @@ TEST_CASE("a tokenizer.json with the pieces of words, as BERT's") {
     "model": {"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 5,
               "vocab": {"[UNK]": 0, "[MASK]": 1, "un": 2, "##a": 3, "##able": 4, "a": 5, ".": 6, "中": 7, "e": 8, "##ab": 9}}})");
   CHECK(tokenizer->prefix() == Ids{0});
+  CHECK(tokenizer->suffix() == Ids{1});
   CHECK(tokenizer->encode("Una  un.a") == Ids{2, 3, 2, 6, 5});
   CHECK(tokenizer->encode("aable unb") == Ids{5, 4, 0});  // what cannot be written is unknown as a whole
   CHECK(tokenizer->encode("aaaaa aaaaaa") == Ids{5, 3, 3, 3, 3, 0});  // and a long word

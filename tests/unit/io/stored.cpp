@@ -86,6 +86,12 @@ TEST_CASE("a matrix that is stored the other way round is read as it is needed")
     CHECK(file.bytes_read() - before == wanted.type().bytes() / 2);
   }
   check_equal(x.transposed().read(), matrix);
+  const StoredTensor cube = x.reshaped({4, 3, 2});
+  const Tensor whole = wanted.view(Layout::contiguous(cube.type()));
+  check_equal(cube.read(), whole);
+  const TensorSlice slice = parse_slice({4, 3, 2}, "[1:3, :, 1:2]");
+  check_equal(cube.read(slice), take(whole, slice));
+  CHECK_THAT(error_of([&] { x.reshaped({2, 2, 6}); }), Contains("cannot be taken as [2, 2, 6]"));
 }
 
 TEST_CASE("tensors that do not go together are refused by name") {
