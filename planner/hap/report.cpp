@@ -273,6 +273,24 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   return report;
 }
 
+namespace {
+
+std::string to_text(const Check& check) {
+  const bool is_proven = check.bound == check.checked;
+  std::string text = fmt::format(
+      "checked: the cheapest program takes {} without overlap; with its shares no program takes less{}, by "
+      "branch and bound in {} ({} nodes, {} strategies)\n",
+      show_seconds(seconds_of(check.checked)),
+      is_proven ? "" : " than " + show_seconds(seconds_of(check.bound)), show_seconds(check.seconds),
+      check.nodes, check.strategies);
+  if (check.linear_bound > 0)
+    text += fmt::format("  nor less than {}, by GLPK's linear relaxation in {}\n",
+                        show_seconds(seconds_of(check.linear_bound)), show_seconds(check.linear_seconds));
+  return text;
+}
+
+}  // namespace
+
 std::string to_text(const Report& report) {
   std::string text =
       fmt::format("a step takes {}, {} of it exposed communication", show_seconds(report.simulated_seconds),
@@ -289,6 +307,7 @@ std::string to_text(const Report& report) {
       report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds),
       report.has_mesh ? "" : fmt::format(" (gap {:.1f} %)", 100 * report.gap), report.searches,
       show_seconds(report.search_seconds));
+  if (report.check) text += to_text(*report.check);
   if (report.mesh_seconds > 0)
     text += fmt::format("programs along two axes were looked for in {}\n", show_seconds(report.mesh_seconds));
   std::vector<Compared> others = report.baselines;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/hap/check.h"
 #include "planner/hap/hap.h"
 #include "planner/simulate/parts.h"
 
@@ -58,7 +59,8 @@ struct Report {
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
   double table_seconds = 0, search_seconds = 0;
   int searches = 0;
-  std::optional<Gains> gains;      // where they are asked for
+  std::optional<Gains> gains;  // where they are asked for
+  std::optional<Check> check;
   std::vector<std::string> whole;  // operators without sharding rules, that every device runs whole
   double gap = 0;                  // of the cheapest program without overlap to the bound
 };

@@ -49,6 +49,17 @@ class Synthesis(Case):
             if other['found']:
                 self.assertLessEqual(report['step_seconds'], other['step_seconds'])
 
+    def test_other_solvers_check_the_program(self):
+        self.assertRegex(self.plan('--check'), r'checked: the cheapest program takes [\d.]+ ms without overlap; with its shares no program '
+                                               r'takes less, by branch and bound in .* \(\d+ nodes, \d+ strategies\)')
+        check = self.json_of('plan', 'small.lua', '--layers=1', '--cluster=fast.lua', '--policy=hap', '--check')['report']['check']
+        self.assertTrue(check['exact'])
+        self.assertEqual(check['bound_seconds'], check['checked_seconds'])
+        self.assertTrue(0 < check['linear_bound_seconds'] <= check['bound_seconds'])
+        self.assertIn("by GLPK's linear relaxation in ", self.plan('--layers=1', '--check'))
+        self.assertNotIn('checked by', self.plan())
+        self.assertIn('--check is for --policy=hap', self.refused('plan', 'small.lua', '--check'))
+
     def test_a_run_finds_its_program_when_it_starts(self):
         alone = self.losses('small.lua')
         self.recipe('het.plan.hap {}')
