@@ -94,6 +94,7 @@ Json json_of(const Report& report) {
                         {"exposed_seconds", report.exposed_seconds},
                         {"slowest", report.slowest},
                         {"parts", parts_json(report.parts)},
+                        {"cut", report.is_cut},
                         {"chosen", report.chosen},
                         {"too_large", report.too_large},
                         {"summed_seconds", report.seconds},

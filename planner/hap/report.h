@@ -26,7 +26,7 @@ struct Instruction {
 struct DeviceShare {
   std::string device, type;
   int64_t share = 0;
-  double part = 0;          // of all
+  double part = 0;          // of what is cut; 1 where nothing is: it runs all
   double memory_bytes = 0;  // of its program
   double limit_bytes = 0;
 };
@@ -47,6 +47,7 @@ struct Report {
   std::vector<Compared> baselines;
   std::vector<Compared> meshes;  // of two axes: the best one that was simulated
   bool has_mesh = false;         // the plan is that one's
+  bool is_cut = true;            // false: every device runs everything
   double mesh_seconds = 0;       // that the search for it took
   Plan plan;                     // what is best when it is run
   std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
