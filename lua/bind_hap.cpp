@@ -32,6 +32,20 @@ planner::Precision precision_of(const Graph& graph) {
   return precision;
 }
 
+Json json_of(const planner::hap::Check& check) {
+  using planner::hap::seconds_of;
+  return Json::object_t{{"nodes", check.nodes},
+                        {"strategies", check.strategies},
+                        {"edges", check.edges},
+                        {"checked_seconds", seconds_of(check.checked)},
+                        {"bound_seconds", seconds_of(check.bound)},
+                        {"exact", check.is_exact()},
+                        {"linear_bound_seconds", seconds_of(check.linear_bound)},
+                        {"linear_entries", check.linear_entries},
+                        {"solve_seconds", check.seconds},
+                        {"linear_solve_seconds", check.linear_seconds}};
+}
+
 Json json_of(const Report& report) {
   Json::array_t devices, instructions, baselines, meshes;
   for (const DeviceShare& device : report.devices)
@@ -68,7 +82,10 @@ Json json_of(const Report& report) {
                                      {"alone_seconds", planner::hap::seconds_of(gain.alone)},
                                      {"all_seconds", planner::hap::seconds_of(report.gains->all)},
                                      {"without_seconds", planner::hap::seconds_of(gain.without)}});
+  Json check;
+  if (report.check) check = json_of(*report.check);
   return Json::object_t{{"devices", std::move(devices)},
+                        {"check", std::move(check)},
                         {"gains", std::move(gains)},
                         {"instructions", std::move(instructions)},
                         {"baselines", std::move(baselines)},
@@ -77,6 +94,7 @@ Json json_of(const Report& report) {
                         {"exposed_seconds", report.exposed_seconds},
                         {"slowest", report.slowest},
                         {"parts", parts_json(report.parts)},
+                        {"cut", report.is_cut},
                         {"chosen", report.chosen},
                         {"too_large", report.too_large},
                         {"summed_seconds", report.seconds},
@@ -113,7 +131,7 @@ Plan plan_of(lua_State* L, int index, const Graph& graph) {
 struct Asked {
   planner::Cluster cluster;
   int microbatch = 1, microbatches = 1;
-  bool baselines = false, gains = false;
+  bool baselines = false, gains = false, check = false;
 };
 
 Json answer_of(const Graph& whole, const Asked& asked) {
@@ -127,6 +145,7 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   Report report = planner::hap::report_of(request, answer, asked.baselines);
   report.table_seconds = table_seconds;
   if (asked.gains) report.gains = planner::hap::gains_of(request);
+  if (asked.check) report.check = planner::hap::check(request, answer.best);
   Json::array_t problems;
   for (const DeviceShare& device : report.devices)
     if (device.memory_bytes > device.limit_bytes && problems.size() < 4)
@@ -142,8 +161,8 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   return result;
 }
 
-// graph of a micro-batch, {cluster, microbatch, microbatches, baselines, gains}: a planning, as native.plan
-// gives one.
+// graph of a micro-batch, {cluster, microbatch, microbatches, baselines, gains, check}: a planning, as
+// native.plan gives one.
 int begin_synthesis(lua_State* L) {
   const GraphHandle graph = check_object<GraphHandle>(L, 1);
   graph->finished = true;
@@ -154,6 +173,7 @@ int begin_synthesis(lua_State* L) {
   asked.microbatches = std::max(1, field<int>(L, 2, "microbatches").value_or(1));
   asked.baselines = field<bool>(L, 2, "baselines").value_or(false);
   asked.gains = field<bool>(L, 2, "gains").value_or(false);
+  asked.check = field<bool>(L, 2, "check").value_or(false);
   auto planning = std::make_shared<Planning>();
   planning->answer =
       std::async(std::launch::async, [graph = graph->graph, asked] { return answer_of(graph, asked); });

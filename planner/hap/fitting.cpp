@@ -13,8 +13,10 @@ namespace {
 
 class Fitter {
  public:
-  explicit Fitter(const Request& request)
-      : request_(request), costs_(*request.table, *request.group, request.microbatches, true) {}
+  Fitter(const Request& request, std::optional<double> known_seconds)
+      : request_(request),
+        costs_(*request.table, *request.group, request.microbatches, true),
+        known_seconds_(known_seconds) {}
 
   std::optional<Fitting> run(const ShardingProgram& start, const ProgramsTime& time) {
     price_where_short(time);
@@ -29,7 +31,7 @@ class Fitter {
 
  private:
   // A byte costs what makes all that a device has cost a part of the step: more and more of it, until
-  // programs fit; then less again.
+  // programs fit or are too slow, which they are more with every price; then less again.
   void find_price(const Shares& shares) {
     constexpr double kFirst = 1.0 / 64, kMost = 1e4;
     constexpr int kBisections = 3;
@@ -51,18 +53,19 @@ class Fitter {
   }
 
   // With the program for these shares and prices; also with shares that leave room for that program. Whether
-  // the first fits.
+  // the first fits, or is too slow.
   bool try_from(double price, const Shares& shares) {
     auto next = cheapest(price, shares);
-    if (!next) return false;
+    if (!next) return is_slow_;
     const Shares roomier = roomy(next->made.program, next->time);
     const bool fits = keep(*std::move(next));
     if (auto other = roomier == shares ? std::nullopt : cheapest(price, roomier)) keep(*std::move(other));
     return fits;
   }
 
-  // Its plan, and what that takes; each program once. nullopt: there is none.
+  // Its plan, and what that takes; each program once. nullopt: there is none, or is_slow_.
   std::optional<Fitting> cheapest(double price, const Shares& shares) {
+    is_slow_ = false;
     std::vector<double> prices;
     for (const bool is_short : is_short_) prices.push_back(is_short ? price * kPicoseconds : 0);
     costs_.set_memory_prices(std::move(prices));
@@ -71,14 +74,24 @@ class Fitter {
     if (!found.found) return std::nullopt;
     Fitting next;
     next.made.program = propagate(*request_.table, shares, hints_of(costs_, shares, found));
+    if (const auto best = best_seconds(); best) {
+      is_slow_ = seconds_of(costs_.program(next.made.program)) > 2 * *best;
+      if (is_slow_) return std::nullopt;
+    }
     next.plan = to_plan(request_, next.made.program);
     const auto [entry, fresh] = known_.emplace(to_lua(next.plan), ProgramsTime());
     if (fresh) {
-      entry->second = simulate_plan(request_.table->graph(), next.plan, *request_.group);
+      entry->second = simulate_plan(*request_.table, next.plan, *request_.group);
       price_where_short(entry->second);
     }
     next.time = entry->second;
     return next;
+  }
+
+  // Of a step of the fastest plan that fits, so far.
+  std::optional<double> best_seconds() const {
+    if (!best_) return known_seconds_;
+    return known_seconds_ ? std::min(*known_seconds_, best_->time.seconds) : best_->time.seconds;
   }
 
   // Whether it fits; the fastest that does is kept.
@@ -112,6 +125,8 @@ class Fitter {
 
   const Request& request_;
   ShardingCosts costs_;
+  const std::optional<double> known_seconds_;
+  bool is_slow_ = false;                       // what cheapest() found last
   std::vector<bool> is_short_;                 // by kind
   double second_per_byte_ = 0;                 // the step over what the fullest device has
   std::map<std::string, ProgramsTime> known_;  // by plan
@@ -121,8 +136,9 @@ class Fitter {
 
 }  // namespace
 
-std::optional<Fitting> fit(const Request& request, const ShardingProgram& start, const ProgramsTime& time) {
-  return Fitter(request).run(start, time);
+std::optional<Fitting> fit(const Request& request, const ShardingProgram& start, const ProgramsTime& time,
+                           std::optional<double> known_seconds) {
+  return Fitter(request, known_seconds).run(start, time);
 }
 
 }  // namespace het::planner::hap

@@ -154,12 +154,17 @@ std::optional<SimulatedGrid> best_grid(const Request& request, std::vector<GridP
   constexpr size_t kMostSimulated = 4;
   std::optional<SimulatedGrid> best;
   for (size_t i = 0; i < std::min(programs.size(), kMostSimulated); ++i) try {
-      ProgramsTime time = simulate_plan(request.table->graph(), programs[i].plan, *request.group);
+      ProgramsTime time = simulate_plan(*request.table, programs[i].plan, *request.group);
       if (!best || is_better(time, best->time)) best = {std::move(programs[i]), std::move(time)};
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::bug) throw;  // else it cannot be cut twice
     }
   return best;
+}
+
+bool cuts(const ShardingProgram& program) {
+  return std::any_of(program.nodes.begin(), program.nodes.end(),
+                     [](const NodeSharding& way) { return way.axis >= 0; });
 }
 
 std::vector<DeviceShare> shares_of(const DeviceGroup& group, const Plan& plan, const ProgramsTime& time) {
@@ -189,7 +194,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   Report report;
   Synthesised best = answer.best;
   report.plan = to_plan(request, best.program);
-  ProgramsTime time = simulate_plan(request.table->graph(), report.plan, *request.group);
+  ProgramsTime time = simulate_plan(*request.table, report.plan, *request.group);
   report.simulated_seconds = time.seconds;
   report.exposed_seconds = time.exposed_seconds();
   const auto take = [&](const Synthesised& made, const Plan& plan, ProgramsTime its, std::string name) {
@@ -201,14 +206,11 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     report.exposed_seconds = its.exposed_seconds();
     time = std::move(its);
   };
-  if (!time.fits()) {
-    report.too_large = too_large(time, *request.group);
-    if (auto fitting = fit(request, best.program, time))
-      take(fitting->made, fitting->plan, std::move(fitting->time), "");
-  }
+  const ProgramsTime fastest = time;
+  if (!fastest.fits()) report.too_large = too_large(fastest, *request.group);
   for (const Synthesised& each : answer.overlapping) {
     const Plan plan = to_plan(request, each.program);
-    take(each, plan, simulate_plan(request.table->graph(), plan, *request.group), "");
+    take(each, plan, simulate_plan(*request.table, plan, *request.group), "");
   }
   for (const Baseline each : kBaselines) {
     if (each == Baseline::published && !with_published) continue;
@@ -222,11 +224,16 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     if (other.found()) {
       compared.summed_seconds = seconds_of(other.cost);
       compared.plan = to_plan(request, other.program);
-      ProgramsTime its = simulate_plan(request.table->graph(), compared.plan, *request.group);
+      ProgramsTime its = simulate_plan(*request.table, compared.plan, *request.group);
       compared.simulated_seconds = its.seconds;
       take(other, compared.plan, std::move(its), compared.name);
     }
     report.baselines.push_back(std::move(compared));
+  }
+  if (!fastest.fits()) {
+    const auto known = time.fits() ? std::optional(time.seconds) : std::nullopt;
+    if (auto fitting = fit(request, answer.best.program, fastest, known))
+      take(fitting->made, fitting->plan, std::move(fitting->time), "");
   }
   const std::vector<Grid> grids = with_meshes ? grids_of(*request.group) : std::vector<Grid>{};
   const double begin = steady_seconds();
@@ -242,6 +249,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     sum.compute = both.within.compute;
     sum.communication = both.within.communication;
     report.has_mesh = is_better(grid->time, time);
+    report.is_cut = report.has_mesh && (cuts(both.between.program) || cuts(both.within.program));
     take(sum, both.plan, grid->time, both.grid->name);
     if (report.has_mesh) {
       Request between = request, within = request;
@@ -254,7 +262,10 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
         report.instructions.push_back(std::move(each));
     }
   }
+  if (!report.has_mesh) report.is_cut = cuts(best.program);
   report.devices = shares_of(*request.group, report.plan, time);
+  for (DeviceShare& each : report.devices)
+    if (!report.is_cut) each.part = 1;
   report.slowest = report.devices[time.longest()].device;
   report.parts = time.ranks[time.longest()].parts;
   if (!report.has_mesh) report.instructions = Lister(request, best.program).run();
@@ -273,11 +284,32 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   return report;
 }
 
+namespace {
+
+std::string to_text(const Check& check) {
+  const bool is_proven = check.bound == check.checked;
+  std::string text = fmt::format(
+      "checked: the cheapest program takes {} without overlap; with its shares no program takes less{}, by "
+      "branch and bound in {} ({} nodes, {} strategies)\n",
+      show_seconds(seconds_of(check.checked)),
+      is_proven ? "" : " than " + show_seconds(seconds_of(check.bound)), show_seconds(check.seconds),
+      check.nodes, check.strategies);
+  if (check.linear_bound > 0)
+    text += fmt::format("  nor less than {}, by GLPK's linear relaxation in {}\n",
+                        show_seconds(seconds_of(check.linear_bound)), show_seconds(check.linear_seconds));
+  return text;
+}
+
+}  // namespace
+
 std::string to_text(const Report& report) {
   std::string text =
       fmt::format("a step takes {}, {} of it exposed communication", show_seconds(report.simulated_seconds),
                   show_seconds(report.exposed_seconds));
   if (!report.chosen.empty()) text += fmt::format("; it is {}{}", report.has_mesh ? "a " : "", report.chosen);
+  if (!report.is_cut)
+    text +=
+        "\nnothing is cut: every device runs the whole model on the whole batch, as one device alone would";
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
   text += fmt::format("\na step on {}, which computes longest: {}", report.slowest,
                       planner::to_text(report.parts));
@@ -289,8 +321,10 @@ std::string to_text(const Report& report) {
       report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds),
       report.has_mesh ? "" : fmt::format(" (gap {:.1f} %)", 100 * report.gap), report.searches,
       show_seconds(report.search_seconds));
+  if (report.check) text += to_text(*report.check);
   if (report.mesh_seconds > 0)
     text += fmt::format("programs along two axes were looked for in {}\n", show_seconds(report.mesh_seconds));
+  text += "others, simulated, and how many times as long they take:\n";
   std::vector<Compared> others = report.baselines;
   others.insert(others.end(), report.meshes.begin(), report.meshes.end());
   for (const Compared& other : others)
@@ -310,23 +344,29 @@ std::string to_text(const Report& report) {
                           static_cast<double>(report.gains->published) / static_cast<double>(gain.alone),
                           over(gain.without));
   }
-  text += "devices:\n";
+  text +=
+      fmt::format("devices{}, and their memory:\n", report.is_cut ? " with their shares of what is cut" : "");
   for (size_t d = 0; d < report.devices.size();) {
     size_t end = d + 1;
     while (end < report.devices.size() && report.devices[end].type == report.devices[d].type &&
            report.devices[end].share == report.devices[d].share)
       ++end;
     const DeviceShare& device = report.devices[d];
+    const bool is_one = end - d == 1;
     text += fmt::format(
-        "  {:<24} {:<12} {:>5.1f} % each  {} of {}\n",
-        end - d == 1 ? device.device
-                     : fmt::format("{} ... {}", device.device, report.devices[end - 1].device),
-        device.type, 100 * device.part, show_bytes(device.memory_bytes), show_bytes(device.limit_bytes));
+        "  {:<24} {:<12} {}  {} of {}{}\n",
+        is_one ? device.device : fmt::format("{} ... {}", device.device, report.devices[end - 1].device),
+        device.type, report.is_cut ? fmt::format("{:>5.1f} %", 100 * device.part) : "   all ",
+        show_bytes(device.memory_bytes), show_bytes(device.limit_bytes), is_one ? "" : ", each");
     d = end;
   }
   for (const std::string& op : report.whole)
     text += fmt::format("note: {} has no sharding rules; every device runs all of it\n", op);
-  text += "program (patterns stand for all layers; times of a whole step):\n";
+  text +=
+      "program (a name with * stands for all layers; times of a whole step; \"dim 0\": cut along dimension "
+      "0,\n"
+      "  \"replicated\" and \"whole\": on every device, \"partial\": a summand on each; ->: they exchange "
+      "it):\n";
   constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};
   std::optional<std::pair<int, Phase>> place;
   for (const auto& at : {std::pair{0, kPhases[0]}, std::pair{0, kPhases[1]}, std::pair{0, kPhases[2]},

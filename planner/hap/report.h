@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/hap/check.h"
 #include "planner/hap/hap.h"
 #include "planner/simulate/parts.h"
 
@@ -25,7 +26,7 @@ struct Instruction {
 struct DeviceShare {
   std::string device, type;
   int64_t share = 0;
-  double part = 0;          // of all
+  double part = 0;          // of what is cut; 1 where nothing is: it runs all
   double memory_bytes = 0;  // of its program
   double limit_bytes = 0;
 };
@@ -46,6 +47,7 @@ struct Report {
   std::vector<Compared> baselines;
   std::vector<Compared> meshes;  // of two axes: the best one that was simulated
   bool has_mesh = false;         // the plan is that one's
+  bool is_cut = true;            // false: every device runs everything
   double mesh_seconds = 0;       // that the search for it took
   Plan plan;                     // what is best when it is run
   std::string chosen;            // the baseline whose plan that is; empty: none, it is synthesised
@@ -58,7 +60,8 @@ struct Report {
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
   double table_seconds = 0, search_seconds = 0;
   int searches = 0;
-  std::optional<Gains> gains;      // where they are asked for
+  std::optional<Gains> gains;  // where they are asked for
+  std::optional<Check> check;
   std::vector<std::string> whole;  // operators without sharding rules, that every device runs whole
   double gap = 0;                  // of the cheapest program without overlap to the bound
 };

@@ -1,6 +1,7 @@
 #include "planner/lower/lower.h"
 
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "core/base/error.h"
@@ -103,12 +104,19 @@ Program lower(const Graph& graph, const Plan& plan, int rank, bool fused, const 
 }
 
 std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused, const Runtime& runtime) {
+  std::vector<int> ranks(devices_of(plan).size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return lower_ranks(graph, plan, ranks, fused, runtime);
+}
+
+std::vector<Program> lower_ranks(const Graph& graph, const Plan& plan, const std::vector<int>& ranks,
+                                 bool fused, const Runtime& runtime, const PlacementTable* table) {
   require_runs(graph, plan, runtime);
-  StageGraphs graphs(graph, plan, fused);
+  StageGraphs graphs(graph, plan, fused, table);
   require_stages(graphs, plan);
   std::vector<Program> programs;
-  const int ranks = static_cast<int>(devices_of(plan).size());
-  for (int rank = 0; rank < ranks; ++rank) programs.push_back(lower_one(graphs, plan, rank, runtime));
+  programs.reserve(ranks.size());
+  for (const int rank : ranks) programs.push_back(lower_one(graphs, plan, rank, runtime));
   return programs;
 }
 

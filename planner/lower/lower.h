@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/graph/graph.h"
+#include "core/graph/placements.h"
 #include "core/plan/plan.h"
 #include "core/plan/runtime.h"
 #include "core/program/program.h"
@@ -23,6 +24,10 @@ Program lower(const Graph& graph, const Plan& plan, int rank = 0, bool fused = f
 // The Programs of all ranks: what lower() makes of each, with what they share made once.
 std::vector<Program> lower_all(const Graph& graph, const Plan& plan, bool fused = false,
                                const Runtime& runtime = {});
+// Of some ranks. `table`: of the graph, where there is one; null: it is made.
+std::vector<Program> lower_ranks(const Graph& graph, const Plan& plan, const std::vector<int>& ranks,
+                                 bool fused = false, const Runtime& runtime = {},
+                                 const PlacementTable* table = nullptr);
 
 // A Program that runs the graph once on one device, for evaluation, generation and tests.
 Program lower_single(const Graph& graph, int microbatches = 1);

@@ -63,9 +63,11 @@ bool StageValue::is_replicated() const {
                      [](Placement::Kind kind) { return kind == Placement::Kind::replicated; });
 }
 
-StageGraphs::StageGraphs(const Graph& graph, const Plan& plan, bool fused)
+StageGraphs::StageGraphs(const Graph& graph, const Plan& plan, bool fused, const PlacementTable* table)
     : sequence_(plan.sequence), fused_(fused) {
+  HET_REQUIRE(table == nullptr || &table->graph() == &graph);
   root_.graph = &graph;
+  root_.table = table;
 }
 
 StageGraphs::Place StageGraphs::place_of(const StageCut& cut, int device) {
@@ -87,16 +89,19 @@ StageGraphs::Place StageGraphs::first_of(Place place) {
 
 const PlacementTable& StageGraphs::table_of(const Place& place) {
   Part& own = part(place);
-  if (own.table) return *own.table;
+  if (own.table != nullptr) return *own.table;
   const Place first = first_of(place);
-  if (place == first) return own.table.emplace(*own.graph);
+  const auto keep = [&](const Graph& graph) -> const PlacementTable& {
+    return *(own.table = &own.made.emplace(graph));
+  };
+  if (place == first) return keep(*own.graph);
   own.completed = *own.graph;
   const Graph& other = *part(first).graph;
   for (size_t n = 0; n < other.nodes.size(); ++n)
     for (size_t i = 0; i < other.nodes[n].inputs.size(); ++i)
       if (own.completed.nodes[n].inputs[i] == kAbsent)
         own.completed.nodes[n].inputs[i] = other.nodes[n].inputs[i];
-  return own.table.emplace(own.completed);
+  return keep(own.completed);
 }
 
 StageGraphs::Part& StageGraphs::part(const Place& place) {

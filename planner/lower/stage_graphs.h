@@ -29,8 +29,8 @@ struct StageGraph {
 class StageGraphs {
  public:
   // `graph`: the single device's, which has to outlive it; with `fused` nodes of the ranks' graphs are
-  // joined.
-  StageGraphs(const Graph& graph, const Plan& plan, bool fused);
+  // joined. `table`: of that graph, and outlives it, too; null: it is made.
+  StageGraphs(const Graph& graph, const Plan& plan, bool fused, const PlacementTable* table = nullptr);
   StageGraphs(const StageGraphs&) = delete;  // parts refer to each other
   StageGraphs& operator=(const StageGraphs&) = delete;
 
@@ -54,7 +54,8 @@ class StageGraphs {
     // Made when it is cut. Of parts where operands are absent that count on the first one alone, the table is
     // of their graph with these.
     Graph completed;
-    std::optional<PlacementTable> table;
+    std::optional<PlacementTable> made;
+    const PlacementTable* table = nullptr;  // `made`, or of somebody else
   };
   using Place = std::pair<std::vector<StageAxis>, std::vector<int>>;  // the axes, and the part along each
 

@@ -299,32 +299,32 @@ std::vector<Group> moved(std::vector<Group> groups, const StageCut& cut, int fro
 
 // Of one stage: devices with equal shares along each axis have programs that are alike; where units remain,
 // the first of them has most.
-RankPrograms programs_of_stage(const Graph& graph, const Plan& plan) {
+RankPrograms programs_of_stage(const Graph& graph, const Plan& plan, const PlacementTable* table) {
   const StageCut cut = cut_of(plan, plan.pipelines[0].stages[0]);
-  RankPrograms all;
-  all.made.reserve(static_cast<size_t>(cut.parts()));
-  std::map<Shares, int> known;  // the first rank with such shares
+  std::map<Shares, size_t> known;  // which program runs with such shares
+  std::vector<int> first;          // rank, by program
+  std::vector<size_t> program_of;  // by rank
   for (int rank = 0; rank < cut.parts(); ++rank) {
     Shares own;
     for (size_t axis = 0; axis < cut.axes.size(); ++axis)
       own.push_back(cut.axes[axis].shares[static_cast<size_t>(cut.coordinate(rank, axis))]);
-    const auto [first, fresh] = known.emplace(own, rank);
-    const auto at = static_cast<size_t>(first->second);
-    if (fresh) {
-      all.made.push_back(lower(graph, plan, rank, true));
-      all.programs.push_back(&all.made.back());
-      all.groups.push_back(all.made.back().groups);
-    } else {
-      all.programs.push_back(all.programs[at]);
-      all.groups.push_back(moved(all.groups[at], cut, first->second, rank));
-    }
+    const auto [program, fresh] = known.emplace(own, first.size());
+    if (fresh) first.push_back(rank);
+    program_of.push_back(program->second);
+  }
+  RankPrograms all;
+  all.made = lower_ranks(graph, plan, first, true, {}, table);
+  for (int rank = 0; rank < cut.parts(); ++rank) {
+    const size_t own = program_of[static_cast<size_t>(rank)];
+    all.programs.push_back(&all.made[own]);
+    all.groups.push_back(moved(all.made[own].groups, cut, first[own], rank));
   }
   return all;
 }
 
-RankPrograms programs_of(const Graph& graph, const Plan& plan) {
+RankPrograms programs_of(const Graph& graph, const Plan& plan, const PlacementTable* table) {
   if (plan.pipelines.size() == 1 && plan.pipelines[0].stages.size() == 1)
-    return programs_of_stage(graph, plan);
+    return programs_of_stage(graph, plan, table);
   RankPrograms all;
   all.made = lower_all(graph, plan, true);
   for (const Program& program : all.made) {
@@ -363,8 +363,10 @@ ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
   return ProgramsSimulation(programs, groups, devices, wire_time, with_events, shared_ports).run();
 }
 
-ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
-                           bool with_events) {
+namespace {
+
+ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Plan& plan,
+                      const hap::DeviceGroup& group, bool with_events) {
   std::map<std::string, int> numbers;
   for (int d = 0; d < group.size(); ++d) numbers[group.devices()[static_cast<size_t>(d)].name] = d;
   std::vector<int> places;  // in the group, by rank
@@ -375,7 +377,7 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
     places.push_back(found->second);
     devices.push_back(group.devices()[static_cast<size_t>(found->second)]);
   }
-  const RankPrograms all = programs_of(graph, plan);
+  const RankPrograms all = programs_of(graph, plan, table);
   const WireTimeOf wire_time = [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
     std::vector<int> members;
     for (const int rank : ranks) members.push_back(places[static_cast<size_t>(rank)]);
@@ -388,6 +390,17 @@ ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::Devi
     time.ranks[r].limit_bytes = devices[r].memory_bytes;
   }
   return time;
+}
+
+}  // namespace
+
+ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
+                           bool with_events) {
+  return simulate(graph, nullptr, plan, group, with_events);
+}
+
+ProgramsTime simulate_plan(const PlacementTable& table, const Plan& plan, const hap::DeviceGroup& group) {
+  return simulate(table.graph(), &table, plan, group, false);
 }
 
 }  // namespace het::planner

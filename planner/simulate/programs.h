@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/comm/steps.h"
+#include "core/graph/placements.h"
 #include "core/plan/plan.h"
 #include "core/program/program.h"
 #include "planner/hap/devices.h"
@@ -64,5 +65,7 @@ ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
 // for a plan that cannot be run, or that names a device which the group has not.
 ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
                            bool with_events = false);
+// The same of a table's graph, whose table is not made once more.
+ProgramsTime simulate_plan(const PlacementTable& table, const Plan& plan, const hap::DeviceGroup& group);
 
 }  // namespace het::planner

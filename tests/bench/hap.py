@@ -9,12 +9,11 @@ usage: hap.py HETRUN [--json] [--part=model|runs|meshes|gains|growth] [--gpus=8,
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
 import sharding_runs
-from runs import say
+from runs import failure, run, say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # The machines of that paper: 2 with V100 and 6 with P100 at 10.4 Gb/s, here with 1 to 8 devices each.
@@ -42,10 +41,10 @@ def plan(hetrun, folder, words, gpus):
     recipe, *options = words
     command = [hetrun, 'plan', ROOT / 'recipes' / recipe, f'--batch={32 * gpus}', *options, '--cluster=cluster.lua',
                '--policy=hap', '--json', '--quiet']
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return None, done.stderr.strip().splitlines()[-1]
-    return json.loads(done.stdout.splitlines()[-1])['report'], ''
+    code, out, err = run(command, folder)
+    if code:
+        return None, failure(command, code, out, err)
+    return json.loads(out.splitlines()[-1])['report'], ''
 
 
 def reports(hetrun, given, settings, *options):

@@ -17,10 +17,16 @@ def run(words, folder, **environment):
     return done.returncode, done.stdout, done.stderr
 
 
+def failure(words, code, out, err):
+    """A command that failed, how it ended, and what it printed."""
+    printed = '\n'.join(text.strip() for text in (out, err) if text.strip())
+    return f'{" ".join(map(str, words))}: {f"signal {-code}" if code < 0 else f"exit code {code}"}\n{printed or "it printed nothing"}'
+
+
 def output(words, folder):
     code, out, err = run(words, folder)
     if code != 0:
-        sys.exit(f'{" ".join(map(str, words))}:\n{out}\n{err}')
+        sys.exit(failure(words, code, out, err))
     return out
 
 

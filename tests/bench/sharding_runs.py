@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 
-from runs import last_json, run, say, step_seconds
+from runs import failure, last_json, run, say, step_seconds
 
 # Rates sum to well under what two cores compute; links are slower than the loopback.
 # All rates below are divided by this, and latencies multiplied: the same plans, slower, so that the ranks, more than there are
@@ -75,10 +75,12 @@ def measure(hetrun, folder, workload, nodes, batch, links, trials):
     plans = {'synthesised': (answer['lua'], report['step_seconds'])}
     plans.update({other['name']: (other['lua'], other['step_seconds']) for other in report['baselines'] + report['meshes']
                   if other['found']})
-    code, out, _ = run([*words, '--policy=auto'], folder)
+    code, out, err = run([*words, '--policy=auto'], folder)
     if code == 0:
         auto = json.loads(out.splitlines()[-1])
         plans['auto'] = (auto['lua'], auto['report']['step_seconds'])
+    else:
+        say(failure([*words, '--policy=auto'], code, out, err))
     taken, found = {}, {}
     for name, (plan, predicted) in plans.items():
         if plan not in taken:

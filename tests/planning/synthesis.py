@@ -49,6 +49,28 @@ class Synthesis(Case):
             if other['found']:
                 self.assertLessEqual(report['step_seconds'], other['step_seconds'])
 
+    def test_a_plan_that_cuts_nothing_says_so(self):
+        self.assertRegex(self.plan(), r'devices with their shares of what is cut, and their memory:\n  a:0 +slow +\d+\.\d %  .*B\n'
+                                      r'  b:0 \.\.\. b:1 +fast +\d+\.\d %  .*B, each\n')
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('1 us', '2 s'))
+        text = self.plan()
+        self.assertIn('nothing is cut: every device runs the whole model', text)
+        self.assertRegex(text, r'devices, and their memory:\n  a:0 +slow +all  ')
+        report = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')['report']
+        self.assertFalse(report['cut'])
+        self.assertEqual([device['part'] for device in report['devices']], [1, 1, 1])
+
+    def test_other_solvers_check_the_program(self):
+        self.assertRegex(self.plan('--check'), r'checked: the cheapest program takes [\d.]+ ms without overlap; with its shares no program '
+                                               r'takes less, by branch and bound in .* \(\d+ nodes, \d+ strategies\)')
+        check = self.json_of('plan', 'small.lua', '--layers=1', '--cluster=fast.lua', '--policy=hap', '--check')['report']['check']
+        self.assertTrue(check['exact'])
+        self.assertEqual(check['bound_seconds'], check['checked_seconds'])
+        self.assertTrue(0 < check['linear_bound_seconds'] <= check['bound_seconds'])
+        self.assertIn("by GLPK's linear relaxation in ", self.plan('--layers=1', '--check'))
+        self.assertNotIn('checked by', self.plan())
+        self.assertIn('--check is for --policy=hap', self.refused('plan', 'small.lua', '--check'))
+
     def test_a_run_finds_its_program_when_it_starts(self):
         alone = self.losses('small.lua')
         self.recipe('het.plan.hap {}')

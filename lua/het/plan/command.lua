@@ -24,6 +24,8 @@ local options = {
   { "microbatch", "N", "with --policy=hap: samples that all devices share at once (default: the batch, or as many as "
     .. "fit)", plan = true },
   { "gains", nil, "with --policy=hap: what each rule beyond HAP's published ones gains", plan = true },
+  { "check", nil, "with --policy=hap: whether other solvers find a cheaper program, and GLPK's bound",
+    plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
   { "without", "LIST", "switch extensions off: " .. table.concat(extensions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
@@ -229,7 +231,7 @@ local function begin_hap(run, cluster, given)
   end
   local function begin()
     return native.synthesise((run:graph_of_sample(microbatch)), { cluster = cluster, microbatch = microbatch,
-      microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains })
+      microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains, check = given.check })
   end
   local planned, best = begin(), nil
   local function go_on()
@@ -488,6 +490,9 @@ local function take_options(command, try)
   end
   if given.gains and given.policy ~= "hap" then
     try(errors.usage, "--gains is for --policy=hap; other policies have no such rules")
+  end
+  if given.check and given.policy ~= "hap" then
+    try(errors.usage, "--check is for --policy=hap; the search of other policies has no second solver")
   end
   if given.policy == "hap" then
     for _, option in ipairs { "old", "near", "fallbacks", "profile" } do

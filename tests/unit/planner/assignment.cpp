@@ -7,12 +7,12 @@
 
 #include "core/base/error.h"
 #include "planner/assignment/dual.h"
+#include "planner/assignment/linear.h"
 #include "planner/assignment/presolve.h"
 #include "planner/assignment/search.h"
 #include "planner/assignment/solve.h"
 #include "tests/fuzz/instance.h"
 #include "tests/fuzz/mutated.h"
-#include "tests/unit/planner/assignment_linear.h"
 
 using namespace het;
 using namespace het::planner::assignment;

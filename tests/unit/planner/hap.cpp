@@ -359,6 +359,9 @@ TEST_CASE("where memory is short a program that fits is found", "[hap]") {
       ++found;
       CHECK(fitting->time.fits());
       CHECK(simulate_plan(graph, fitting->plan, group).seconds == fitting->time.seconds);
+      CHECK(simulate_plan(table, fitting->plan, group).seconds == fitting->time.seconds);
+      // Beside a plan that is much faster none is looked for.
+      CHECK_FALSE(fit(request, fastest, time, fitting->time.seconds / 1000));
     }
   CHECK(found >= 6);
 }

@@ -1,10 +1,11 @@
 // The synthesiser's problem as an assignment problem: its optimum by two other solvers, and what it bounds.
 #include <catch2/catch.hpp>
 
+#include "planner/assignment/linear.h"
 #include "planner/assignment/solve.h"
+#include "planner/hap/assignment.h"
+#include "planner/hap/check.h"
 #include "planner/hap/ratios.h"
-#include "tests/unit/planner/as_assignment.h"
-#include "tests/unit/planner/assignment_linear.h"
 #include "tests/unit/planner/hap_testing.h"
 
 using namespace het;
@@ -78,4 +79,38 @@ TEST_CASE("the assignment problem of a graph has the optimum that the search fin
   }
   CHECK(sharded > trials / 4);
   CHECK(linear > trials / 10);
+}
+
+TEST_CASE("a check proves the cheapest program and refutes a dearer one", "[hap]") {
+  int dearer = 0;
+  const int trials = trials_or(40);
+  for (int trial = 0; trial < trials; ++trial) {
+    const uint64_t seed = first_seed() + static_cast<uint64_t>(trial);
+    Draw draw(seed * 7919 + 3);
+    const Graph graph = random_model(seed + 9000, static_cast<int>(draw.below(5)));
+    const PlacementTable table(graph);
+    const double bandwidth = std::pow(10.0, 6 + static_cast<double>(draw.below(40)) / 10);
+    const DeviceGroup group(small_cluster(4, bandwidth, draw.below(2) == 0), Precision::f32);
+    const Request request{&table, &group};
+    INFO("seed " << seed);
+    const Answer answer = synthesise(request);
+    REQUIRE(answer.best.found());
+    const Check proof = check(request, answer.best);
+    CHECK(proof.checked == answer.best.cost);
+    CHECK(proof.bound == answer.best.cost);
+    CHECK(proof.is_exact());
+    REQUIRE(proof.linear_bound > 0);
+    CHECK(proof.linear_bound <= proof.bound);
+    std::string problem;
+    const Synthesised even = baseline(request, Baseline::even_data, problem);
+    if (!even.found()) continue;
+    CheckOptions without_linear;
+    without_linear.most_linear_entries = 0;
+    const Check other = check(request, even, without_linear);
+    CHECK(other.linear_bound == 0);
+    CHECK(other.checked == even.cost);
+    CHECK(other.bound <= even.cost);
+    dearer += other.bound < even.cost ? 1 : 0;
+  }
+  CHECK(dearer > trials / 4);
 }

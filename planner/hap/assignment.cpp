@@ -1,4 +1,4 @@
-#include "tests/unit/planner/as_assignment.h"
+#include "planner/hap/assignment.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "tests/unit/planner/assignment_linear.h"
+#include "planner/assignment/linear.h"
 
 #include <algorithm>
 #include <cmath>
