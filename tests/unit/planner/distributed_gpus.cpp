@@ -32,7 +32,7 @@ TEST_CASE("random plans train the same model from GPU to GPU, and on GPUs and pr
   const Graph models[] = {small_model(false, DType::f64), small_model(true, DType::f64)};
   for (unsigned seed = 101; seed < 107; ++seed) {
     std::mt19937 random(seed);
-    const Plan plan = random_plan(random, kLayers, kSamples, true);
+    const Plan plan = with_a_host_for_each_stage(random_plan(random, kLayers, kSamples, true));
     const Graph& model = models[seed % 2];
     INFO("seed " << seed << (mixed ? ", mixed\n" : "\n") << to_lua(plan));
     const Verdict verdict =

@@ -119,7 +119,6 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     plan.warmup = draw(0, 2);
   plan.sharded_optimizer = draw(0, 1) == 1;
   int device = 0;
-  const bool several_hosts = draw(0, 1) == 1;  // each group of devices has one
   // Of devices that share layers.
   const int most_groups = mixed ? 4 : plan.tensor == 1 ? 9 : 8 / plan.tensor;
   int left = most_groups;
@@ -139,10 +138,8 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     std::vector<Stage> hosts(static_cast<size_t>(groups));  // devices and shares of each group
     for (Stage& host : hosts) {
       if (mixed) host.shares = draw_shares(degrees[draw(0, 4)]);
-      const int first = device;
       for (size_t t = 0; t < tensor_shares(plan, host).size(); ++t)
-        host.devices.push_back(
-            fmt::format("{}:{}", several_hosts ? fmt::format("h{}", first) : "d", device++));
+        host.devices.push_back(fmt::format("d:{}", device++));
     }
     for (int s = 0; s < stages; ++s) {
       Stage stage = hosts[static_cast<size_t>(s % groups)];
@@ -154,6 +151,15 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     }
     plan.pipelines.push_back(pipeline);
   }
+  return plan;
+}
+
+Plan with_a_host_for_each_stage(Plan plan) {
+  for (Pipeline& pipeline : plan.pipelines)
+    for (Stage& stage : pipeline.stages) {
+      const std::string host = "h" + stage.devices.at(0).substr(2);
+      for (std::string& device : stage.devices) device.replace(0, 1, host);
+    }
   return plan;
 }
 

@@ -13,6 +13,9 @@ namespace het::testing {
 // shares.
 Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven = false);
 
+// Of a plan whose devices are of one host: the same with a host for each group of devices.
+Plan with_a_host_for_each_stage(Plan plan);
+
 int devices_in(const Plan& plan);
 
 // Of a plan that fails: one that fails too, and that no single simplification leaves failing. Every
