@@ -34,16 +34,18 @@ planner::Precision precision_of(const Graph& graph) {
 
 Json json_of(const planner::hap::Check& check) {
   using planner::hap::seconds_of;
-  return Json::object_t{{"nodes", check.nodes},
-                        {"strategies", check.strategies},
-                        {"edges", check.edges},
-                        {"checked_seconds", seconds_of(check.checked)},
-                        {"bound_seconds", seconds_of(check.bound)},
-                        {"exact", check.is_exact()},
-                        {"linear_bound_seconds", seconds_of(check.linear_bound)},
-                        {"linear_entries", check.linear_entries},
-                        {"solve_seconds", check.seconds},
-                        {"linear_solve_seconds", check.linear_seconds}};
+  return Json::object_t{
+      {"nodes", check.nodes},
+      {"strategies", check.strategies},
+      {"edges", check.edges},
+      {"checked_seconds", seconds_of(check.checked)},
+      {"found_seconds", check.cost < planner::hap::kNever ? Json(seconds_of(check.cost)) : Json()},
+      {"bound_seconds", seconds_of(check.bound)},
+      {"exact", check.is_exact()},
+      {"linear_bound_seconds", seconds_of(check.linear_bound)},
+      {"linear_entries", check.linear_entries},
+      {"solve_seconds", check.seconds},
+      {"linear_solve_seconds", check.linear_seconds}};
 }
 
 Json json_of(const Report& report) {
@@ -145,7 +147,7 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   Report report = planner::hap::report_of(request, answer, asked.baselines);
   report.table_seconds = table_seconds;
   if (asked.gains) report.gains = planner::hap::gains_of(request);
-  if (asked.check) report.check = planner::hap::check(request, answer.best);
+  if (asked.check && report.too_large.empty()) report.check = planner::hap::check(request, answer.best);
   Json::array_t problems;
   for (const DeviceShare& device : report.devices)
     if (device.memory_bytes > device.limit_bytes && problems.size() < 4)

@@ -61,8 +61,8 @@ std::string text_of(const CollectiveRequest& request);
 
 using CommClock = std::chrono::steady_clock;
 
-// When the last run of an operation was started by its caller, taken up by the communication thread, and
-// done.
+// When the last run of an operation was started by its caller, taken up by the communication thread (messages
+// may be announced before), and done.
 struct CollectiveTimes {
   CommClock::time_point started, begun, finished;
 };

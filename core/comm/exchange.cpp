@@ -288,6 +288,17 @@ Scratch make_scratch(int64_t bytes, int size) {
           std::vector<const std::byte*>(size), std::vector<int64_t>(static_cast<size_t>(kInFlight) * size)};
 }
 
+int64_t post_message(const CollectiveRequest& request, ChannelState& channel, const std::byte* in,
+                     std::byte* out) {
+  const int64_t bytes = request.counts[0] * bytes_of(request.dtype);
+  if (request.kind == CollectiveKind::send) {
+    if (bytes > 0) channel.send(request.peer, in, bytes);
+    return channel.sent(request.peer);
+  }
+  if (bytes > 0) channel.receive(request.peer, out, bytes);
+  return channel.received(request.peer);
+}
+
 void run_collective(const CollectiveRequest& request, int rank, int size, ChannelState& channel,
                     const std::byte* in, std::byte* out, Scratch& scratch) {
   const Call call{request, rank, size, channel, in, out, scratch};
@@ -302,10 +313,8 @@ void run_collective(const CollectiveRequest& request, int rank, int size, Channe
     case CollectiveKind::grouped_broadcast: return gather(call);
     case CollectiveKind::broadcast: return broadcast(call);
     case CollectiveKind::all_to_all: return all_to_all(call);
-    case CollectiveKind::send: call.send(request.peer, in, request.counts[0]); return channel.await_all();
-    case CollectiveKind::receive:
-      call.receive(request.peer, out, request.counts[0]);
-      return channel.await_all();
+    case CollectiveKind::send:
+    case CollectiveKind::receive: post_message(request, channel, in, out); return channel.await_all();
     case CollectiveKind::barrier: return meet(request, rank, size, channel);
   }
 }

@@ -24,10 +24,10 @@ class ChannelState {
 
   void send(int peer, const std::byte* from, int64_t bytes);
   void receive(int peer, std::byte* to, int64_t bytes);
-  // Posted so far: marks for await.
+  // How many were posted so far, to be given to await.
   int64_t received(int peer) const { return pairs_[peer].receive_posted; }
   int64_t sent(int peer) const { return pairs_[peer].send_posted; }
-  // All that was posted before the mark.
+  // Until so many are done.
   void await_received(int peer, int64_t mark);
   void await_sent(int peer, int64_t mark);
   void await_all();
@@ -57,6 +57,9 @@ struct Scratch {
 int64_t scratch_bytes_of(const CollectiveRequest& request, int rank, int size);
 Scratch make_scratch(int64_t bytes, int size);
 
+// Post a send or receive, and what is to be awaited for it: a mark of await_sent or await_received.
+int64_t post_message(const CollectiveRequest& request, ChannelState& channel, const std::byte* in,
+                     std::byte* out);
 // Run one collective to its end. `scratch` has at least scratch_bytes_of(request) bytes.
 void run_collective(const CollectiveRequest& request, int rank, int size, ChannelState& channel,
                     const std::byte* in, std::byte* out, Scratch& scratch);

@@ -314,15 +314,8 @@ void Group::post_messages(Queue& queue) {
     for (; queue.posted < std::min(queue.under_way.size(), kAtOnce); ++queue.posted)
       next[count++] = static_cast<Operation*>(queue.under_way[queue.posted].operation);
   }
-  const int peer = queue.channel.peer(rank());
-  ChannelState& state = *queue.state;
-  for (Operation* const operation : std::span(next).first(count)) {
-    const bool sends = operation->request.kind == CollectiveKind::send;
-    const int64_t bytes = operation->request.counts[0] * bytes_of(operation->request.dtype);
-    if (bytes > 0 && sends) state.send(peer, operation->in, bytes);
-    if (bytes > 0 && !sends) state.receive(peer, operation->out, bytes);
-    operation->mark = sends ? state.sent(peer) : state.received(peer);
-  }
+  for (Operation* const operation : std::span(next).first(count))
+    operation->mark = post_message(operation->request, *queue.state, operation->in, operation->out);
 }
 
 void Group::hold(Queue& queue, const Operation& operation, CommClock::time_point arrived) {

@@ -123,8 +123,10 @@ void require_all(const StateStore& state, const std::vector<StatePart>& needs) {
 constexpr int64_t kMuch = int64_t{16} << 20;
 
 std::vector<Communicator*> lanes_for(const MigrationPlan& moves, const RestoreOptions& options) {
-  return options.connect_lanes && moved_bytes(moves) >= kMuch ? options.connect_lanes()
-                                                              : std::vector<Communicator*>();
+  int64_t travel = 0;  // what ranks read from tiers of their own does not
+  for (const MigrationPlan::Round& round : moves.rounds)
+    for (const SliceMove& move : round.moves) travel += move.from != move.to ? move.bytes : 0;
+  return options.connect_lanes && travel >= kMuch ? options.connect_lanes() : std::vector<Communicator*>();
 }
 
 // The members have all of the state: those behind make their update, and it moves to the new layout.

@@ -17,9 +17,9 @@ struct Fitting {
 };
 
 // The fastest that was found to fit, as it is run; nullopt: none was. `start`: a program that does not, and
-// what it takes of each device. `known_seconds`: a step of another plan that fits. Programs that take more
-// than twice as long as one that fits, without overlap, are left out: with thousands of exchanges of parts
-// they take longest to be lowered and simulated.
+// what it takes of each device. `known_seconds`: a step of another plan that fits. Programs whose
+// computing and communication together take more than twice as long as a plan that fits are left out, since
+// overlap hides at most half: with thousands of exchanges of parts they take longest to be lowered.
 std::optional<Fitting> fit(const Request& request, const ShardingProgram& start, const ProgramsTime& time,
                            std::optional<double> known_seconds = std::nullopt);
 

@@ -46,8 +46,8 @@ struct RankAssignment {
     int tag;
     Phase phase;  // sends: in which it is made; receives: in which it arrives
     Layout part;  // which elements of the value; all of it where both ranks have the same of it
-    // Elements that each device of the sending stage sends of a value that all of them have, as many devices
-    // receive, and these gather: the network carries it once. Empty: it is not divided.
+    // Where the value is divided: how many elements each device of the sending stage sends; the receivers
+    // all-gather them. Empty: the whole is sent.
     std::vector<int64_t> gathered = {};
   };
   std::vector<Message> sends, receives;

@@ -47,6 +47,7 @@ void RankAssigner::find_messages(RankAssignment& assignment, int pipeline, int t
     if (sender == receiver) continue;
     const Phase made = graph_.nodes[producer].phase;
     const int tag = tag_of(pipeline, from, to, made);
+    if (own.count(from) == 0 && own.count(to) == 0) continue;
     Layout part = Layout::contiguous(graph_.type(id));
     const std::vector<int64_t> gathered = divided(pipeline, from, to, id);
     if (!gathered.empty()) {

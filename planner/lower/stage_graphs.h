@@ -55,7 +55,7 @@ class StageGraphs {
     // of their graph with these.
     Graph completed;
     std::optional<PlacementTable> made;
-    const PlacementTable* table = nullptr;  // `made`, or of somebody else
+    const PlacementTable* table = nullptr;  // `made`, or the caller's
   };
   using Place = std::pair<std::vector<StageAxis>, std::vector<int>>;  // the axes, and the part along each
 

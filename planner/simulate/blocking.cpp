@@ -100,7 +100,7 @@ class BlockingRun {
     const size_t from = sends ? s : other, to = sends ? other : s;
     const double end = transfer(c, from, to, step.unit.microbatch, now);
     go_on(c, from, end);
-    go_on(c, to, end + gather_seconds(c, from, to));
+    go_on(c, to, end + receiver_gather_seconds(c, from, to));
   }
 
   static bool is_other_end(const BlockingStep& a, const BlockingStep& b) {
@@ -152,12 +152,16 @@ class BlockingRun {
   }
 
   // Of the receiver, which goes on when it has the whole.
-  double gather_seconds(size_t c, size_t from, size_t to) const {
-    const auto& stages = state_.layout->pipelines[static_cast<size_t>(state_.classes[c].source)].stages;
-    const Link& gather = state_.costs.nodes[static_cast<size_t>(stages[to].node)].gather;
-    if (!state_.options.transfers || gather.bytes_per_second == 0) return 0;
+  double receiver_gather_seconds(size_t c, size_t from, size_t to) const {
+    const PipelineState& pipeline = state_.classes[c];
+    const auto& stages = state_.layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
+    if (!state_.options.transfers) return 0;
     const StageLayout& before = stages[std::min(from, to)];
-    return gather.seconds(state_.costs.boundary[static_cast<size_t>(before.first + before.layers - 1)]);
+    const double bytes = state_.costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
+    const Link& gather = state_.costs.nodes[static_cast<size_t>(stages[to].node)].gather;
+    if (gather.bytes_per_second > 0) return gather.seconds(bytes);
+    if (pipeline.hosts[from] == pipeline.hosts[to]) return 0;
+    return state_.gather_seconds(stages[to].node, bytes, state_.costs.tensor);
   }
 
   void note(SimEvent::Kind kind, size_t c, size_t stage, int item, double start, double end) {

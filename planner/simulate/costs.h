@@ -20,7 +20,8 @@ struct NodeCosts {
   double memory_bytes = 0;        // usable, of one device
   double memory_bytes_per_second = 0;
   Link inside;
-  // How a blocking group brings together what came divided over its devices; all zero: it comes whole.
+  // How a blocking group of another framework brings together what came divided over its devices; all zero:
+  // as hetrun's does.
   Link gather;
   int groups = 0;  // tensor-parallel groups in one host
   // Layers by their figures' Source.

@@ -247,10 +247,18 @@ local function begin_hap(run, cluster, given)
   return waits_for(function() return planned end, go_on, function() return best end)
 end
 
+-- Whether some parameter of a run is not trained, as where adapters are.
+local function has_frozen(run)
+  if run.arguments.reference then return true end
+  local found = false
+  run.arguments.model:walk(function(layer) found = found or layer.frozen ~= nil end)
+  return found
+end
+
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
--- as plans for losses, needs no layer times of such programs.
-local function tries_programs(given)
-  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not given.profile
+-- as plans for losses, needs no layer times of such programs. Of models with adapters the search takes minutes.
+local function tries_programs(run, given)
+  return (given.policy or "auto") == "auto" and not has_frozen(run) and (given.objective or "time") == "time" and not given.profile
     and not given.old and not given.fallbacks and not given.quick and not text.contains(given.without or {}, programs)
 end
 
@@ -326,7 +334,7 @@ function planning.begin(run, cluster, given)
   local function go_on()
     if not answer then
       answer = planned:wait()
-      planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer) or nil
+      planned = answer.feasible and tries_programs(run, given) and begin_programs(run, cluster, answer) or nil
     elseif not found then
       found = planned:wait()
       planned = found.cuts_state and begin_programs(run, cluster, answer, true) or nil

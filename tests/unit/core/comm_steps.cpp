@@ -83,12 +83,13 @@ class RecordingChannel final : public Channel {
   std::map<int, std::deque<std::pair<std::byte*, int64_t>>> posted_;
 };
 
-// A channel on which the first message comes when as many have been posted for: the receiver's messages are
-// counted.
+// Receives of a channel are counted: the first message comes when the test has started all, the others when
+// as many are posted as are awaited.
 struct Announcements {
   std::mutex mutex;
   std::condition_variable changed;
-  int posted = 0;
+  int posted = 0, came = 0;
+  bool all_started = false;
   const int awaited;
   explicit Announcements(int count) : awaited(count) {}
 };
@@ -105,8 +106,12 @@ class AnnouncedChannel final : public Channel {
   bool sent(int) override { return true; }
   bool received(int) override {
     std::unique_lock lock(announcements_.mutex);
-    return announcements_.changed.wait_for(lock, std::chrono::milliseconds(50),
-                                           [&] { return announcements_.posted >= announcements_.awaited; });
+    const bool has_come = announcements_.changed.wait_for(lock, std::chrono::milliseconds(50), [&] {
+      return announcements_.came == 0 ? announcements_.all_started
+                                      : announcements_.posted >= announcements_.awaited;
+    });
+    announcements_.came += has_come ? 1 : 0;
+    return has_come;
   }
   void interrupt() override {}
 
@@ -249,7 +254,7 @@ TEST_CASE("rings and trees take the time of the published formulas", "[comm]") {
 }
 
 TEST_CASE("a receiver announces several messages of a channel before the first has come", "[comm]") {
-  constexpr int kMessages = 4;
+  constexpr int kMessages = 5;
   Announcements announcements(kMessages);
   GroupOptions options;
   options.name = "two";
@@ -262,6 +267,11 @@ TEST_CASE("a receiver announces several messages of a channel before the first h
   for (int i = 0; i < kMessages; ++i)
     messages.push_back(group->prepare({Kind::receive, DType::f32, {8}, 1, 7, Reduction::sum, "w"}));
   for (size_t i = 0; i < messages.size(); ++i) messages[i]->start(nullptr, memory[i].data());
+  {
+    const std::lock_guard lock(announcements.mutex);
+    announcements.all_started = true;
+    announcements.changed.notify_all();
+  }
   for (const auto& message : messages) message->wait();
   CHECK(announcements.posted == kMessages);
 }

@@ -271,6 +271,25 @@ TEST_CASE("a host with several interfaces divides them among its devices") {
   CHECK(two == Approx(group.run(pair).pipeline_seconds));
 }
 
+TEST_CASE("a boundary goes to another host once, divided over its devices, and is gathered there") {
+  Bench bench({plain_machine("a", "unit", 1, 4), plain_machine("b", "unit", 1, 2)}, 2, {0, 1e7});
+  PlanLayout layout;
+  layout.tensor = 2;
+  layout.pipelines = {{1, {{0, 0, 0, 1}, {1, 0, 1, 1}}}};
+  const CostTable costs = make_costs(bench.cluster, bench.model, {}, 2, layout.microbatch);
+  const double bytes = costs.boundary[0];
+  const Link& inside = costs.nodes[1].inside;
+  // One micro-batch crosses forward and backward.
+  const auto crossing = [&] {
+    SimulateOptions without;
+    without.transfers = false;
+    return bench.run(layout).pipeline_seconds - bench.run(layout, without).pipeline_seconds;
+  };
+  CHECK(crossing() == Approx(2 * (bench.cluster.between.seconds(bytes) + inside.seconds(bytes / 2))));
+  layout.pipelines[0].stages[1] = {0, 0, 1, 1};
+  CHECK(crossing() == Approx(2 * inside.seconds(bytes)));
+}
+
 TEST_CASE("gradients that stages of one host exchange at the same time share its interface") {
   // Two pipelines, each in a host: both stages are summed between the same two interfaces.
   Bench bench({plain_machine("a", "unit", 2, 2)}, 2, {0, 1e8});
