@@ -149,20 +149,27 @@ std::array<ExampleText, 2> ExampleReader::read_preference(const Json& line) cons
   const Json *chosen = find_member(line, "chosen"), *rejected = find_member(line, "rejected");
   if (chosen == nullptr || rejected == nullptr)
     fail_usage("it has {}; 'prompt', 'chosen' and 'rejected' are wanted", names_of(line));
+  for (const auto& [name, answer] : {std::pair{"chosen", chosen}, std::pair{"rejected", rejected}})
+    if (as_array(answer) == nullptr && as_string(answer) == nullptr)
+      fail_usage("'{}' is neither a text nor a list of messages", name);
   const bool has_messages = as_array(chosen) != nullptr;
-  if (!has_messages && as_string(chosen) == nullptr)
-    fail_usage("'chosen' is neither a text nor a list of messages");
-  if ((has_messages ? as_array(rejected) == nullptr : as_string(rejected) == nullptr))
-    fail_usage("'chosen' is a {0}, 'rejected' is not", has_messages ? "list of messages" : "text");
+  if (has_messages != (as_array(rejected) != nullptr))
+    fail_usage("'chosen' is a {}, 'rejected' a {}", has_messages ? "list of messages" : "text",
+               has_messages ? "text" : "list of messages");
+  if (*chosen == *rejected) fail_usage("'chosen' and 'rejected' are the same");
   const Json* prompt = find_member(line, "prompt");
+  if (!has_messages && prompt != nullptr && as_array(prompt) != nullptr)
+    fail_usage("'prompt' is a list of messages, 'chosen' a text");
   if (prompt != nullptr && (as_array(prompt) != nullptr) == has_messages) {
     if (has_messages) check_messages(*prompt, "prompt");
     return {completed(line, *prompt, *chosen, "chosen"), completed(line, *prompt, *rejected, "rejected")};
   }
   const Json common = common_prompt(*chosen, *rejected);
   if (has_messages) {
-    if (common.empty() && prompt == nullptr)
-      fail_usage("'chosen' and 'rejected' begin with no message that both have, and there is no 'prompt'");
+    if (common.empty())
+      fail_usage("'chosen' and 'rejected' begin with no message that both have{}",
+                 prompt == nullptr ? ", and there is no 'prompt'"
+                                   : "; a 'prompt' beside messages is a list of messages");
     if (common.size() == chosen->size() || common.size() == rejected->size())
       fail_usage("'chosen' and 'rejected' do not differ in a message");
     check_messages(common, "chosen");

@@ -147,7 +147,8 @@ void fill_window(const Corpus& corpus, const SamplerOptions& o, std::span<const 
   for (int64_t i = 0; i < o.context; ++i)
     if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
       fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
-                 corpus.name(), inputs[i], start + i, name_of(o.split), corpus.vocabulary_size());
+                 corpus.name(), inputs[i], start + i - std::ssize(around.before), name_of(o.split),
+                 corpus.vocabulary_size());
   if (o.objective == Objective::next_token) {
     const int32_t last = labels[o.context - 1];
     if (last < 0 || last >= corpus.vocabulary_size())
@@ -237,11 +238,11 @@ ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
   const int64_t examples = corpus.has_examples() ? corpus.examples(split) : 0;
   cuts.examples += examples;
   for (int64_t i = 0; i < examples; ++i) {
-    bool cut = false, empty = true;
+    bool cut = false, empty = false;
     for (int64_t row = 0; row < corpus.rows(); ++row) {
       const Example example = corpus.example(split, i, row);
       cut = cut || example.tokens.count > context + 1;
-      empty = empty && counted_labels(example, context) == 0;
+      empty = empty || counted_labels(example, context) == 0;
     }
     cuts.cut += cut ? 1 : 0;
     cuts.empty += cut && empty ? 1 : 0;
@@ -263,10 +264,7 @@ Samples::Samples(const Corpus& corpus, const SamplerOptions& options)
     : corpus_(corpus), options_(completed(corpus, options)), around_(surroundings_of(corpus, options)) {
   if (options_.objective == Objective::masked) {
     special_ = corpus.special_tokens().all;
-    const auto at = std::lower_bound(special_.begin(), special_.end(), options_.mask_token);
-    const bool own = options_.mask_token >= corpus.vocabulary_size();
-    if (!own && (at == special_.end() || *at != options_.mask_token))
-      special_.insert(at, options_.mask_token);
+    if (options_.mask_token < corpus.vocabulary_size()) special_.push_back(options_.mask_token);
     special_.insert(special_.end(), around_.before.begin(), around_.before.end());
     special_.insert(special_.end(), around_.behind.begin(), around_.behind.end());
     std::sort(special_.begin(), special_.end());
@@ -331,21 +329,25 @@ void Samples::fill(int64_t number, int32_t* inputs, int32_t* labels, int32_t* st
       const int64_t at = row * options_.context;
       fill_examples(corpus, index, row, inputs + at, labels + at, starts);  // which preferences have none of
     }
+    if (corpus.rows() > 1 && labelled(number) == 0)
+      std::fill_n(labels, corpus.rows() * options_.context, kIgnoredLabel);
     return;
   }
   fill_window(corpus, options_, special_, around_, index, inputs, labels);
   if (starts != nullptr) std::fill_n(starts, options_.context, 0);
 }
 
-// Labels of sample `number` that count in the loss; of preferences, whether it has any.
+// Labels of sample `number` that count in the loss; of preferences, whether both answers have any.
 int64_t Samples::labelled(int64_t number) const {
   const auto& [corpus, index] = corpus_.sample(options_.split, number);
   if (corpus.has_examples()) {
-    int64_t count = 0;
-    for (int64_t row = 0; row < corpus.rows(); ++row)
+    const auto of_row = [&, index = index, &corpus = corpus](int64_t row) {
+      int64_t count = 0;
       for (const Example& example : examples_of(corpus, index, row))
         count += counted_labels(example, options_.context);
-    return corpus.rows() > 1 ? std::min<int64_t>(count, 1) : count;
+      return count;
+    };
+    return corpus.rows() > 1 ? int64_t{of_row(0) > 0 && of_row(1) > 0} : of_row(0);
   }
   if (options_.objective == Objective::next_token) return options_.context;
   std::vector<int32_t> tokens(static_cast<size_t>(options_.context));

@@ -371,7 +371,8 @@ local function check_mixture(a, report)
       first = first or corpus
       if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share
         or corpus.arguments.special_tokens ~= first.arguments.special_tokens then
-        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same arguments; and "
+        report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share and "
+          .. "special_tokens; and "
           .. "data.preferences with data.preferences")
       end
     end

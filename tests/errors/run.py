@@ -15,6 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # Options on the command line, of the cases that have some.
 ARGUMENTS = {
+    'reference': ['--allow-write=reference'],
     'options': ['--stesp=5', '--precision=f16', '--steps=0', '--verbose=perhaps'],
     'option_without_value': ['--steps'],
     'no_options': ['--steps=5'],
@@ -36,6 +37,7 @@ OTHER_MODELS = {
     'bert_plain': {**BERT_CONFIG, 'tie_word_embeddings': True, 'position_embedding_type': 'absolute', 'is_decoder': False},
     'gpt2_unscaled': {**GPT_CONFIG, 'scale_attn_weights': False},
     'gpt2_by_layer': {**GPT_CONFIG, 'scale_attn_by_inverse_layer_idx': True},
+    'reference': {**GPT_CONFIG, 'vocab_size': 256},
     'gpt2_plain': {**GPT_CONFIG, 'scale_attn_weights': True, 'reorder_and_upcast_attn': True},
 }
 

@@ -319,6 +319,17 @@ return het.train { model = het.nn.decoder { family = "qwen2", vocab = 258, conte
         self.assertNotIn(b'(reference)', kept)   # its folder has it
         done = self.hetrun(ROOT / 'recipes' / 'dpo.lua', *whole[1:], '--steps=31', '--resume')
         self.assertIn('going on after step 30', done.stderr)
+        planned = [word for word in words[1:] if not word.startswith(('--save', '--microbatch'))]
+        alone = self.losses(ROOT / 'recipes' / 'dpo.lua', *planned, '--steps=2')
+        self.assertLess(alone[1], 0.68)   # it began at 0.6931
+        together = self.hetrun('--workers', '2', ROOT / 'recipes' / 'dpo.lua', *planned, '--plan', '--steps=2').stderr
+        self.assertIn('het.plan {', together)
+        losses = re.findall(r'^step ./2  loss (\S+)', together, re.MULTILINE)
+        self.assertEqual(len(losses), 2)
+        for one, other in zip(alone, losses):
+            self.assertAlmostEqual(one, float(other), delta=1e-4)
+        report = json.loads(self.hetrun('plan', ROOT / 'recipes' / 'dpo.lua', *planned, '--without=sharding_programs', '--json').stdout)['report']
+        self.assertAlmostEqual(report['tokens_per_second'] * report['step_seconds'], 4 * 2 * 32, delta=1e-3)   # two rows of each pair
 
     def test_help_shows_every_option_with_its_range(self):
         reply = self.hetrun(ROOT / 'recipes' / 'gpt2_124m.lua', '--help').stdout
@@ -349,6 +360,26 @@ return het.train { model = het.nn.decoder { family = "qwen2", vocab = 258, conte
 
 
 class Runs(Case):
+    def test_a_worse_evaluation_says_its_figures_and_the_best_loss(self):
+        """What is held out contradicts what is trained on, so the second evaluation is the worse one."""
+        (self.folder / 'worse.lua').write_text("""local het = require "het"
+local op = het.op
+local labels = {}
+for i = 1, 20 do labels[i] = { i <= 10 and 1 or -1 } end
+return het.train { model = het.nn.linear(1, 1), batch = 10, steps = 2, optimizer = het.optim.sgd { lr = 0.1 },
+  data = het.data.pairs { inputs = het.ones { 20, 1 }, labels = het.tensor(labels), holdout = 0.5 }, evaluate = { every = 1 },
+  loss = function(output, wanted, scale)
+    local function mean(x) return op.reshape(op.reshape(op.sum(x), { shape = { 1 } }) * scale, { shape = {} }) end
+    local away = output - wanted
+    return mean(away * away), { apart = mean(away), second = mean(output) }
+  end }
+""")
+        lines = re.findall(r'^step (\d)/2  validation loss (\S+) \((.*)\)$', self.hetrun('worse.lua').stderr, re.MULTILINE)
+        self.assertEqual([line[0] for line in lines], ['1', '2'])
+        self.assertGreater(float(lines[1][1]), float(lines[0][1]))
+        self.assertRegex(lines[0][2], r'^apart \S+; second \S+$')
+        self.assertRegex(lines[1][2], rf'^apart \S+; second \S+; best {re.escape(lines[0][1])}$')
+
     def test_the_same_losses_twice(self):
         self.assertEqual(self.losses('resume.lua', '--threads=2'), self.losses('resume.lua', '--threads=2'))
 

@@ -13,7 +13,7 @@ local function name_of(part, which) return part == "" and which or part .. "." .
 
 --- Names of the parameters of a part: of A and of B.
 -- @string part
--- @string[opt] shares the part whose A it has (default: an own one)
+-- @string[opt] shares the part whose A it has (default: `part`)
 function adapter.names(part, shares) return name_of(shares or part, "lora_a"), name_of(part, "lora_b") end
 
 --- The names in a model of the parameters of a place's adapter (het.nn.lora): of A and of B.

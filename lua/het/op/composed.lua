@@ -2,6 +2,7 @@
 -- Operands may be tensors or values of a graph; where an operator of the engine takes a number, so do they.
 local define = require "het.language.define"
 local errors = require "het.errors"
+local native = require "het.native"
 local text = require "het.text"
 
 local function check_options(name, options, known)
@@ -134,7 +135,6 @@ return function(op)
       check_whole("one_hot", "classes", options.classes)
       local column = { unpack(ids.shape) }
       column[#column + 1] = 1
-      local native = require "het.native"
       local known = op.reshape(op.cast(ids, { dtype = "f32" }), { shape = column })
       local hot = op.equal(known, native.arange(options.classes, "f32"))
       return options.dtype and op.cast(hot, { dtype = options.dtype }) or hot
@@ -150,7 +150,7 @@ return function(op)
     return op.cast(own, { dtype = "f32" }), counts
   end
 
-  local function ones(shape) return require("het.native").full(shape, 1, "f32") end
+  local function ones(shape) return native.full(shape, 1, "f32") end
 
   local log_probability
   add("log_probability", "logits[..., v]:T, labels[...]:i32 → [...]:f32", "log softmax(logits) of each label; 0 where "

@@ -297,7 +297,7 @@ end
 -- Measure the points that `wanted` lists; adds them to the profile, which rank 0 saves after each. Returns those that
 -- did not fit; nil when interrupted.
 local function measure_points(run, place, profile, wanted, request, save)
-  local graph, context = run:graph_of_sample()
+  local graph, _, context = run:graph_of_sample()
   local skipped, own, size = {}, nil, nil
   for _, entry in ipairs(wanted) do
     if any(place, native.interrupted()) then return nil end

@@ -157,6 +157,14 @@ local function check_reference(a, report)
     report("reference", "train.reference has no weights: it has to be what het.load returns, or the model that nn.lora "
       .. "was given")
   end
+  if reference.is_shared(a) then return end
+  for _, name in ipairs { "save", "keep_best" } do
+    for _, folder in ipairs { rawget(a.reference, "folder"), rawget(a.reference, "base_folder") } do
+      if a[name] and native.resolve(a[name]) == native.resolve(folder) then
+        report(name, ("train.%s is the folder of the reference, which would be replaced; name another"):format(name))
+      end
+    end
+  end
 end
 
 local function check(a, report)

@@ -207,7 +207,7 @@ function Progress:evaluated(step, loss, best, since, patience, figures)
   self:record(entry)
   local more = {}
   add_figures(more, figures)
-  if best and best ~= loss then more[1] = ("best %.4f"):format(best) end
+  if best and best ~= loss then more[#more + 1] = ("best %.4f"):format(best) end
   if patience and since > 0 then
     more[#more + 1] = ("%d of %d %s without a lower loss"):format(since, patience,
       patience == 1 and "evaluation" or "evaluations")

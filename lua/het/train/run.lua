@@ -84,13 +84,14 @@ function Run:check_precision()
   end
 end
 
---- The training graph of a micro-batch of `samples` (1): what planners count.
+--- The training graph of a micro-batch of `samples` (1), what planners count; the tokens of a sample, and
+-- those of a row.
 function Run:graph_of_sample(samples)
   local context, count = context_of(self.arguments), samples or 1
   local graph = count == 1 and self.sample_graph
     or graphs.training(session.spec(self.arguments, count, context)).graph
   if count == 1 then self.sample_graph = graph end   -- plans made ahead ask for it between steps
-  return graph, context
+  return graph, context * session.rows(self.arguments), context
 end
 
 -- All that does not depend on the plan, beside the planner that may look for one; then the first session.

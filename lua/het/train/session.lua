@@ -24,6 +24,9 @@ Session.__index = Session
 
 local session = {}
 
+--- Rows of a sample: two of preferences.
+function session.rows(a) return define.kind_of(a.data) == "corpus" and a.data.native.rows or 1 end
+
 -- Types of a micro-batch's inputs and labels, { dtype, shape }.
 local function batch_types(a, microbatch, context)
   if define.kind_of(a.data) == "pairs" then
@@ -34,12 +37,9 @@ local function batch_types(a, microbatch, context)
     end
     return rows(a.data.arguments.inputs, a.data:input_dtype()), rows(a.data.arguments.labels)
   end
-  local tokens = { "i32", { microbatch * a.data.native.rows, context } }
+  local tokens = { "i32", { microbatch * session.rows(a), context } }
   return tokens, tokens
 end
-
---- Rows of a sample: two of preferences.
-function session.rows(a) return define.kind_of(a.data) == "corpus" and a.data.native.rows or 1 end
 
 --- What het.train.graphs makes the graphs of a micro-batch of.
 -- @tparam table a het.train's arguments

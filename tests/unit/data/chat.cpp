@@ -273,6 +273,25 @@ TEST_CASE("a pair of answers is two rows of a batch, and the answers count") {
   CHECK(batch.labels[0].at(12) == kIgnoredLabel);
   CHECK(cuts_of(*corpus, Split::train, 4).cut == 1);  // "he said yes."
   CHECK(cuts_of(*corpus, Split::train, 4).empty == 1);
+
+  // Of an answer that begins with a long message nothing fits, though of the other one all does.
+  options.holdout = 0;
+  options.path = scratch.put(
+      "half.jsonl",
+      R"({"prompt": [{"role": "user", "content": "q"}], "chosen": [{"role": "assistant", "content": "r"}], )"
+      R"("rejected": [{"role": "user", "content": "long"}, {"role": "assistant", "content": "s"}]})"
+      "\n");
+  const auto half = Corpus::from_examples(options);
+  CHECK(cuts_of(*half, Split::train, 5).cut == 1);
+  CHECK(cuts_of(*half, Split::train, 5).empty == 1);
+  CHECK(cuts_of(*half, Split::train, 9).empty == 0);
+  const Batch none = make_batch(*half, {.context = 5, .batch = 1}, 0);
+  CHECK(none.labelled == 0);
+  for (int64_t i = 0; i < 10; ++i) CHECK(none.labels[0].at(i) == kIgnoredLabel);
+  const Batch one = make_batch(*half, {.context = 9, .batch = 1}, 0);
+  CHECK(one.labelled == 1);
+  CHECK(one.labels[0].at(2) == 'r');
+  CHECK(one.labels[0].at(9 + 8) == 's');
   CHECK_THAT(error_of([&] {
                Corpus::from_mixture({{corpus, 1}, {Corpus::from_ids({0, 1, 2}, 256, 0), 1}});
              }),
@@ -291,11 +310,27 @@ TEST_CASE("lines that hold no pair of answers are named") {
              Contains("data.preferences reads 'chosen' and 'rejected'"));
   CHECK_THAT(error(R"({"prompt": "a", "chosen": "b"})", true),
              Contains("b.jsonl:1: it has prompt, chosen; 'prompt', 'chosen' and 'rejected' are wanted"));
-  CHECK_THAT(error(R"({"chosen": "b", "rejected": 1})", true), Contains("'rejected' is not"));
+  CHECK_THAT(error(R"({"chosen": "b", "rejected": 1})", true),
+             Contains("'rejected' is neither a text nor a list of messages"));
+  CHECK_THAT(error(R"({"chosen": "b", "rejected": )" + user + "}", true),
+             Contains("'chosen' is a text, 'rejected' a list of messages"));
+  CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": "b"})", true),
+             Contains("'chosen' is a list of messages, 'rejected' a text"));
+  CHECK_THAT(error(R"({"prompt": )" + user + R"(, "chosen": "b", "rejected": "c"})", true),
+             Contains("'prompt' is a list of messages, 'chosen' a text"));
+  CHECK_THAT(error(R"({"prompt": "a", "chosen": "b", "rejected": "b"})", true),
+             Contains("'chosen' and 'rejected' are the same"));
   CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": )" + user + "}", true),
+             Contains("'chosen' and 'rejected' are the same"));
+  CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": )" + user.substr(0, user.size() - 1) +
+                       R"(, {"role": "assistant", "content": "b"}]})",
+                   true),
              Contains("do not differ in a message"));
-  CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": [{"role": "user", "content": "b"}]})", true),
-             Contains("no 'prompt'"));
+  const std::string other = R"([{"role": "user", "content": "b"}])";
+  CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": )" + other + "}", true),
+             Contains("begin with no message that both have, and there is no 'prompt'"));
+  CHECK_THAT(error(R"({"prompt": "a", "chosen": )" + user + R"(, "rejected": )" + other + "}", true),
+             Contains("both have; a 'prompt' beside messages is a list of messages"));
 }
 
 TEST_CASE("lines that are wrong are named") {

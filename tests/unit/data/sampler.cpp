@@ -250,15 +250,19 @@ TEST_CASE("tokens that the tokenizer has around a text stand around masked windo
     "added_tokens": [{"id": 4, "content": "[MASK]", "special": true}], %
     "model": {"type": "WordPiece", "unk_token": "[UNK]",
               "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "[END]": 3, "a": 5, "b": 6, "c": 7}}})";
-  const auto corpus_with = [&](const std::string& processor) {
+  const auto tokenizer_with = [&](const std::string& processor) -> Json {
     std::string text = json;
     text.replace(text.find('%'), 1, processor);
+    return Json::object_t{{"kind", "huggingface"}, {"json", text}};
+  };
+  const auto corpus_with = [&](const std::string& processor) {
     return Corpus::from_text({.path = scratch.put("text", "a b c a b c a b c"),
-                              .vocabulary = Json::object_t{{"kind", "huggingface"}, {"json", text}},
+                              .vocabulary = tokenizer_with(processor),
                               .holdout = 0});
   };
-  const auto bert = corpus_with(
-      R"("post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},)");
+  const std::string with_ends =
+      R"("post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},)";
+  const auto bert = corpus_with(with_ends);
   SamplerOptions options{.context = 7, .batch = 300, .seed = 4, .objective = Objective::masked};
   options.surrounded = true;
   const Batch batch = make_batch(*bert, options, 0);
@@ -286,6 +290,13 @@ TEST_CASE("tokens that the tokenizer has around a text stand around masked windo
              Contains("is full of the 2") && Contains("3 is the least"));
   options.context = 12;
   CHECK_THAT(error_of([&] { make_batch(*bert, options, 0); }), Contains("a context of 12 needs at least 10"));
+  // A position is one in the file, also where a window has tokens before it.
+  const auto bad = Corpus::from_tokens({.path = scratch.put("bad.bin", std::string("\5\0\6\0\xff\0", 6)),
+                                        .holdout = 0,
+                                        .tokenizer = tokenizer_with(with_ends)});
+  options.context = 5;
+  CHECK_THAT(error_of([&] { make_batch(*bad, options, 0); }),
+             Contains("holds the token 255 at position 2 of"));
 
   const auto two = corpus_with(R"("post_processor": {"type": "TemplateProcessing", "single": [
       {"SpecialToken": {"id": "x"}}, {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "y"}}],
