@@ -258,8 +258,9 @@ end
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
 -- as plans for losses, needs no layer times of such programs. Of models with adapters the search takes minutes.
 local function tries_programs(run, given)
-  return (given.policy or "auto") == "auto" and not has_frozen(run) and (given.objective or "time") == "time" and not given.profile
-    and not given.old and not given.fallbacks and not given.quick and not text.contains(given.without or {}, programs)
+  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not has_frozen(run)
+    and not given.profile and not given.old and not given.fallbacks and not given.quick
+    and not text.contains(given.without or {}, programs)
 end
 
 -- Sizes of micro-batches that divide the batch: the plan's, and the batch or also its halves.
