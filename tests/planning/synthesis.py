@@ -84,6 +84,16 @@ class Synthesis(Case):
         self.assertIn('microbatch = 3 does not divide batch = 8', error)
         self.assertIn('--microbatch is for --policy=hap', self.refused('plan', 'small.lua', '--microbatch=4'))
 
+    def test_models_with_adapters_are_planned_without_sharding_programs(self):
+        recipe = (self.folder / 'small.lua').read_text()
+        (self.folder / 'adapted.lua').write_text(recipe.replace('nn.gpt {', 'nn.lora { rank = 2, model = nn.gpt {', 1).replace(
+            'heads = opt.heads },', 'heads = opt.heads } },', 1))
+        self.assertIn('hetrun: --policy=hap plans no models with adapters or a reference yet',
+                      self.refused('plan', 'adapted.lua', '--layers=1', '--cluster=fast.lua', '--policy=hap'))
+        answer = self.json_of('plan', 'adapted.lua', '--layers=1', '--cluster=fast.lua')
+        self.assertNotIn('programs', answer)
+        self.assertIn('het.plan {', answer['lua'])
+
     def test_auto_takes_a_sharding_program_where_it_gains(self):
         (self.folder / 'slow.lua').write_text(FAST_LINKS.replace('40 GB/s', '5 MB/s').replace('1 us', '100 us'))
         recipe = '''local het = require "het"

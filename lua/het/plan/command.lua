@@ -220,10 +220,21 @@ local function waits_for(under_way, go_on, result)
   end, under_way
 end
 
+-- Whether a run has adapters or a reference: the search for sharding programs takes minutes then, as many more values
+-- are open at once.
+local function has_adapters(run)
+  local found = run.arguments.reference ~= nil
+  run.arguments.model:walk(function(layer) found = found or layer.adapters ~= nil end)
+  return found
+end
+
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
 -- as they gain.
 -- Returns two functions, as planning.begin.
 local function begin_hap(run, cluster, given)
+  if has_adapters(run) then
+    errors.usage("--policy=hap plans no models with adapters or a reference yet; the other policies do")
+  end
   local batch = run.arguments.batch
   local microbatch = given.microbatch or batch
   if batch % microbatch ~= 0 then
@@ -247,18 +258,10 @@ local function begin_hap(run, cluster, given)
   return waits_for(function() return planned end, go_on, function() return best end)
 end
 
--- Whether some parameter of a run is not trained, as where adapters are.
-local function has_frozen(run)
-  if run.arguments.reference then return true end
-  local found = false
-  run.arguments.model:walk(function(layer) found = found or layer.frozen ~= nil end)
-  return found
-end
-
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
--- as plans for losses, needs no layer times of such programs. Of models with adapters the search takes minutes.
+-- as plans for losses, needs no layer times of such programs.
 local function tries_programs(run, given)
-  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not has_frozen(run)
+  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not has_adapters(run)
     and not given.profile and not given.old and not given.fallbacks and not given.quick
     and not text.contains(given.without or {}, programs)
 end

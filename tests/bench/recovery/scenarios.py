@@ -196,6 +196,40 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
             'received': received, 'timelines': timelines}
 
 
+def measure_moving(hetrun, network, scenario, peer_rate):
+    """Seconds of moving after a loss alone, and what the busiest link takes for all that came: no store, no restart."""
+    folder = Path(tempfile.mkdtemp())
+    cluster = Cluster(hetrun, network, folder)
+    try:
+        cluster.begin(list(range(scenario.machines)), [f'--way={scenario.way}', '--every=100000'])
+        cluster.until(lambda record: record.get('members') == scenario.machines, 'all machines')
+        _, record = cluster.until(is_step, 'a step')
+        cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 5, 'more steps')
+        before = {machine: network.received(machine)[0] for machine in scenario.after}
+        for machine in scenario.lost:
+            cluster.kill(machine)
+        _, timeline = cluster.until(lambda each: 'timeline' in each, 'a step after the loss')
+        bound = max(network.received(machine)[0] - before[machine] for machine in scenario.after) / peer_rate
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return timeline['restored_seconds'] - timeline['planned_seconds'], bound
+
+
+def moving_of(hetrun, only, runs):
+    """Of scenarios that lose machines and gain none."""
+    for scenario in SCENARIOS:
+        if only not in scenario.name or scenario.new or not scenario.memory:
+            continue
+        network = Network(5, '1gbit', '100mbit')
+        try:
+            for _ in range(runs):
+                moving, bound = measure_moving(hetrun, network, scenario, 125e6)
+                print(f'{scenario.name}: moving {moving:.2f} s, bound {bound:.2f} s: {moving / bound:.2f}', flush=True)
+        finally:
+            network.remove()
+
+
 def measure_all(hetrun, only=None):
     """Every scenario; 1 Gb/s between machines, 100 Mb/s to the cloud."""
     rows = []
@@ -212,5 +246,9 @@ def measure_all(hetrun, only=None):
     return rows
 
 
-if __name__ == '__main__':
-    print(json.dumps(measure_all(str(Path(sys.argv[1]).resolve()), sys.argv[2] if len(sys.argv) > 2 else None), indent=1))
+if __name__ == '__main__':   # HETRUN [TEXT of a scenario's name [RUNS: of its moving alone]]
+    program, text = str(Path(sys.argv[1]).resolve()), sys.argv[2] if len(sys.argv) > 2 else None
+    if len(sys.argv) > 3:
+        moving_of(program, text, int(sys.argv[3]))
+    else:
+        print(json.dumps(measure_all(program, text), indent=1))
