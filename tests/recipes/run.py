@@ -238,14 +238,10 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
 """)
         words = self.folder / 'words'
         words.mkdir()
-        letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
-        (words / 'vocab.json').write_text(json.dumps({letter: i for i, letter in enumerate(dict.fromkeys(letters))}))
+        (words / 'vocab.json').write_text(json.dumps(self.vocabulary_of_bytes()))
         (words / 'merges.txt').write_text('#version: 0.2\n')
         self.hetrun('begin.lua', '--allow-read', 'words')
-        model = self.folder / 'runs' / 'begin'
-        (model / 'tokenizer.json').write_text(json.dumps({
-            'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False}, 'decoder': {'type': 'ByteLevel'},
-            'model': {'type': 'BPE', 'vocab': json.loads((words / 'vocab.json').read_text()), 'merges': []}}))
+        self.byte_tokenizer(self.folder / 'runs' / 'begin')
         (self.folder / 'mine.txt').write_text(TEXT * 10)
         short = (self.folder / 'fine_tune.lua').read_text().replace('context = 256', 'context = 32')
         (self.folder / 'fine_tune.lua').write_text(short.replace('"Once"', '"quick"'))
@@ -253,24 +249,32 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
         self.assertIn('saved after step 50 in runs/mine', done.stderr)
 
     @staticmethod
-    def byte_tokenizer(folder, added=()):
-        """A tokenizer of single bytes, and these tokens from 258 on."""
+    def vocabulary_of_bytes():
         letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
+        return {letter: i for i, letter in enumerate(dict.fromkeys(letters))}
+
+    def byte_tokenizer(self, folder, added=()):
+        """A tokenizer of single bytes, and these tokens from 258 on."""
         (folder / 'tokenizer.json').write_text(json.dumps({
             'added_tokens': [{'id': 258 + i, 'content': token} for i, token in enumerate(added)],
             'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False}, 'decoder': {'type': 'ByteLevel'},
-            'model': {'type': 'BPE', 'vocab': {letter: i for i, letter in enumerate(dict.fromkeys(letters))}, 'merges': []}}))
+            'model': {'type': 'BPE', 'vocab': self.vocabulary_of_bytes(), 'merges': []}}))
+
+    def begin_qwen(self, context, added=()):
+        """The folder of a small Qwen 2 of single bytes and these tokens, to be trained further."""
+        (self.folder / 'begin.lua').write_text(f"""local het = require "het"
+return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + len(added)}, context = {context}, width = 16, layers = 2,
+    heads = 2 }},
+  data = het.data.text {{ path = "text.txt", tokenizer = "byte" }}, batch = 4, steps = 1, optimizer = het.optim.sgd {{ lr = 0.1 }},
+  save = "runs/begin" }}
+""")
+        self.hetrun('begin.lua', '--quiet')
+        self.byte_tokenizer(self.folder / 'runs' / 'begin', added)
+        return self.folder / 'runs' / 'begin'
 
     def test_finetune_on_chats(self):
         """A model with a tokenizer of single bytes and a chat template, whose assistant always says the same."""
-        (self.folder / 'begin.lua').write_text("""local het = require "het"
-return het.train { model = het.nn.decoder { family = "qwen2", vocab = 260, context = 64, width = 16, layers = 2, heads = 2 },
-  data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 4, steps = 1, optimizer = het.optim.sgd { lr = 0.1 },
-  save = "runs/begin" }
-""")
-        self.hetrun('begin.lua', '--quiet')
-        model = self.folder / 'runs' / 'begin'
-        self.byte_tokenizer(model, ['<|im_start|>', '<|im_end|>'])
+        model = self.begin_qwen(64, ['<|im_start|>', '<|im_end|>'])
         (model / 'chat_template.jinja').write_text(
             "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
@@ -291,13 +295,7 @@ return het.train { model = het.nn.decoder { family = "qwen2", vocab = 260, conte
 
     def test_dpo_on_pairs_of_answers(self):
         """A model of single bytes that learns to end what it says with yes."""
-        (self.folder / 'begin.lua').write_text("""local het = require "het"
-return het.train { model = het.nn.decoder { family = "qwen2", vocab = 258, context = 32, width = 16, layers = 2, heads = 2 },
-  data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 4, steps = 1, optimizer = het.optim.sgd { lr = 0.1 },
-  save = "runs/begin" }
-""")
-        self.hetrun('begin.lua', '--quiet')
-        self.byte_tokenizer(self.folder / 'runs' / 'begin')
+        self.begin_qwen(32)
         lines = [{'prompt': f'question {i}', 'chosen': '?' * (i % 5) + ' yes', 'rejected': '?' * (i % 5) + ' no'} for i in range(40)]
         (self.folder / 'pairs.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
         words = ('dpo', '--model=runs/begin', '--data=pairs.jsonl', '--context=32', '--batch=4', '--microbatch=2', '--lr=1e-2', '--warmup=5',

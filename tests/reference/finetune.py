@@ -6,87 +6,35 @@ another plan; and what is saved gives the same validation loss in transformers.
 
 usage: finetune.py HETRUN [unittest arguments]    (exit code 77: transformers or tokenizers is not installed)
 """
-import json
-import pathlib
 import random
-import subprocess
-import sys
-import tempfile
 import unittest
 
 import torch
-from chat import CHATML, marked, plain, tokenizer_of
+import tuning
+from chat import CHATML, marked, plain
 from huggingface import transformers
-from tokenizer_ids import texts
+from tuning import STEPS, rate, say
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
-STEPS, BATCH, CONTEXT, EXAMPLES, HELD = 20, 8, 64, 24, 8
-RATE, SEED = 3e-3, 5
-# Which examples a step has is hetrun's: they are asked for.
-ORDER = '''local het = require "het"
-local native = require "het.native"
-local corpus = het.data.jsonl { path = "chats.jsonl", model = "model", holdout = %s }
-local rows = {}
-for _, split in ipairs { "train", "holdout" } do
-  local sampler = corpus:sampler { context = %d, batch = %d, microbatch = %d, split = split, seed = %d }
-  rows[split] = {}
-  for i = 1, split == "train" and %d or 1 do rows[split][i] = sampler:next().inputs[1]:tolist() end
-end
-native.write_text("order.json", native.json_encode(rows))
-os.exit(0)
-'''
-PLANS = {
-    'unequal': 'het.plan { microbatch = 1, het.pipeline { microbatches = 5, het.stage { "a:0" } }, '
-               'het.pipeline { microbatches = 3, het.stage { "a:1" } } }',
-    'pipeline': 'het.plan { microbatch = 2, het.pipeline { microbatches = 4, het.stage { "a:0", layers = 1 }, het.stage { "a:1" } } }',
-    'tensor': 'het.plan { tensor = 2, microbatch = 4, het.pipeline { microbatches = 2, het.stage { "a:0-1" } } }',
-}
+CONTEXT, EXAMPLES, HELD = 64, 24, 8
 
 
 def talks(count):
     draw = random.Random(3)
-    words = 'the of and to in a is that it was for on are with as at be this have from'.split()
-
-    def say(most):
-        return ' '.join(draw.choice(words) for _ in range(draw.randint(1, most)))
-    return [[{'role': role, 'content': say(most)} for _ in range(draw.randint(1, 2)) for role, most in (('user', 8), ('assistant', 12))]
+    return [[{'role': role, 'content': say(draw, most)} for _ in range(draw.randint(1, 2)) for role, most in (('user', 8), ('assistant', 12))]
             for _ in range(count)]
 
 
-class Finetuning(unittest.TestCase):
+class Finetuning(tuning.Case):
+    RECIPE, DATA, FILE, CONTEXT, RATE, WORDS = 'finetune', 'jsonl', 'chats.jsonl', CONTEXT, 3e-3, ('--decay=0.1',)
+
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-        (self.folder / 'model').mkdir()
-        self.tokenizer = tokenizer_of('Qwen', list(texts(20000).values()), self.folder / 'model', eos='<|im_end|>')
-        self.tokenizer.chat_template = plain(CHATML)
-        self.tokenizer.save_pretrained(self.folder / 'model')
-        torch.manual_seed(1)
-        self.model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-            vocab_size=len(self.tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=128, pad_token_id=None, attn_implementation='eager'))
-        self.model.save_pretrained(self.folder / 'model')
+        super().setUp()
         self.talks = talks(EXAMPLES + HELD)
-        (self.folder / 'chats.jsonl').write_text(''.join(json.dumps({'messages': talk}) + '\n' for talk in self.talks))
-        self.holdout = (HELD - 0.5) / (EXAMPLES + HELD)
+        self.put([{'messages': talk} for talk in self.talks], HELD)
 
-    def hetrun(self, *words):
-        done = subprocess.run([HETRUN, '--quiet', *map(str, words)], cwd=self.folder, capture_output=True, text=True, timeout=300,
-                              check=False)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-
-    def losses(self, *words, recipe=None, before=()):
-        metrics = self.folder / 'metrics.jsonl'
-        metrics.unlink(missing_ok=True)
-        self.hetrun(*before, recipe or ROOT / 'recipes' / 'finetune.lua', '--model=model', '--data=chats.jsonl', f'--holdout={self.holdout}',
-                    f'--context={CONTEXT}', f'--batch={BATCH}', f'--steps={STEPS}', f'--lr={RATE}', '--warmup=4', '--decay=0.1',
-                    '--precision=f32', f'--seed={SEED}', '--every=20', '--save=runs/x', f'--metrics={metrics}', *words)
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-        found = {line['step']: line['loss'] for line in lines if 'loss' in line}
-        validation = [line['validation_loss'] for line in lines if 'validation_loss' in line]
-        return [found[step] for step in sorted(found)], validation[-1] if validation else None
+    def losses(self, *words, **how):
+        steps, held = self.metrics(*words, **how)
+        return [step['loss'] for step in steps], held and held['validation_loss']
 
     def encoded(self, rows):
         """Examples whose inputs these rows are: ids, and which of them the assistant says."""
@@ -106,17 +54,15 @@ class Finetuning(unittest.TestCase):
         return total / counted
 
     def test_losses_are_those_of_a_plain_loop(self):
-        (self.folder / 'order.lua').write_text(ORDER % (self.holdout, CONTEXT, BATCH, BATCH, SEED, STEPS))
-        self.hetrun('--trust', 'order.lua')
-        order = json.loads((self.folder / 'order.json').read_text())
+        order = self.order()
         decayed = [p for p in self.model.parameters() if p.dim() >= 2]
         others = [p for p in self.model.parameters() if p.dim() < 2]
         optimizer = torch.optim.AdamW([{'params': decayed, 'weight_decay': 0.1}, {'params': others, 'weight_decay': 0}],
-                                      lr=RATE, betas=(0.9, 0.999), eps=1e-8)
+                                      lr=self.RATE, betas=(0.9, 0.999), eps=1e-8)
         theirs = []
         for step, rows in enumerate(order['train'], 1):
             for group in optimizer.param_groups:
-                group['lr'] = RATE * (step / 5 if step <= 4 else 1 - (step - 5) / (STEPS - 4))
+                group['lr'] = rate(step, self.RATE)
             loss = self.loss_of(self.model, rows)
             optimizer.zero_grad()
             loss.backward()
@@ -138,21 +84,7 @@ class Finetuning(unittest.TestCase):
         with torch.no_grad():
             self.assertAlmostEqual(self.loss_of(saved, order['holdout'][0]).item() / theirs_held, 1, delta=1e-4)
         self.assertEqual(transformers.AutoTokenizer.from_pretrained(self.folder / 'runs/x').chat_template, plain(CHATML))
-        recipe = (ROOT / 'recipes' / 'finetune.lua').read_text()
-        for name, plan in PLANS.items():
-            with self.subTest(plan=name):
-                text = recipe.replace('opt.plan and het.plan.auto {} or nil', plan).replace('not opt.plan and opt.microbatch or nil', 'nil')
-                (self.folder / 'planned.lua').write_text(text)
-                check(self.losses('--overwrite', recipe='planned.lua', before=('--workers', 2)))
-        # Nine steps by one plan, and the others by another.
-        ours = []
-        for name, words in (('unequal', ('--overwrite', '--steps=9')), ('pipeline', ('--resume',))):
-            text = recipe.replace('opt.plan and het.plan.auto {} or nil', PLANS[name]).replace(
-                'not opt.plan and opt.microbatch or nil', 'nil').replace('warmup = opt.warmup', f'warmup = opt.warmup, steps = {STEPS}')
-            (self.folder / 'planned.lua').write_text(text)
-            losses, held = self.losses(*words, recipe='planned.lua', before=('--workers', 2))
-            ours += losses
-        check((ours, held))
+        self.check_plans(self.losses, check)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Masked language models trained further, with the tokenizers of BERT, RoBERTa and ALBERT: data.masked masks no token that is special to
-transformers' DataCollatorForLanguageModeling, hides by the same mask, and has the tokens around each window that transformers has around a text; the losses of a BERT's steps equal PyTorch's on the same
-batches, and what is saved has the vocabulary that it came with.
+transformers' DataCollatorForLanguageModeling, hides by the same mask, and has the tokens around each
+window that transformers has around a text; the losses of a BERT's steps equal PyTorch's on the same batches, and what is saved has the
+vocabulary that it came with.
 
 usage: masked.py HETRUN    (exit code 77: transformers or tokenizers is not installed)
 """

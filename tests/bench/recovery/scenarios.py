@@ -149,19 +149,30 @@ def is_step(record):
     return 'loss' in record
 
 
+def train_until_loss(cluster, scenario, words, ready=lambda: None):
+    """Some steps on all machines of a scenario, after it is `ready`; what those that stay have received until then."""
+    cluster.begin(list(range(scenario.machines)), words)
+    if scenario.machines > 2:
+        cluster.until(lambda record: record.get('members') == scenario.machines, 'all machines')
+    ready()
+    _, record = cluster.until(is_step, 'a step')
+    cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 3, 'more steps')
+    return {machine: cluster.network.received(machine) for machine in scenario.after}
+
+
+def received_since(network, before):
+    """By machine: bytes from peers, and from the cloud."""
+    return {machine: [after - earlier for after, earlier in zip(network.received(machine), counts)]
+            for machine, counts in before.items()}
+
+
 def measure(hetrun, network, scenario, peer_rate, cloud_rate):
     """Seconds without a finished step, ours and of a restart from the cloud."""
     folder = Path(tempfile.mkdtemp())
     cluster = Cluster(hetrun, network, folder)
     try:
-        cluster.begin(list(range(scenario.machines)), scenario.words())
-        if scenario.machines > 2:
-            cluster.until(lambda record: record.get('members') == scenario.machines, 'all machines')
-        cluster.until_stored(scenario.machines)
-        now, record = cluster.until(is_step, 'a step')
-        cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 3, 'more steps')
-        newest, before = cluster.newest, {machine: network.received(machine) for machine in scenario.after}
-        began = time.monotonic()
+        before = train_until_loss(cluster, scenario, scenario.words(), lambda: cluster.until_stored(scenario.machines))
+        newest, began = cluster.newest, time.monotonic()
         for machine in scenario.lost:
             cluster.kill(machine)
         ours, timelines = 0, []
@@ -174,8 +185,7 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
             now, timeline = cluster.until(lambda each: 'timeline' in each and each['joined'] > 0, 'a step with the new one')
             ours += timeline['first_step_seconds']
             timelines.append(timeline)
-        received = {machine: [after - earlier for after, earlier in zip(network.received(machine), before[machine])]
-                    for machine in scenario.after}
+        received = received_since(network, before)
         cluster.end()
         cluster.settle()
         # All processes end, and begin again on the machines that are there: what they have is in the cloud.
@@ -201,15 +211,11 @@ def measure_moving(hetrun, network, scenario, peer_rate):
     folder = Path(tempfile.mkdtemp())
     cluster = Cluster(hetrun, network, folder)
     try:
-        cluster.begin(list(range(scenario.machines)), [f'--way={scenario.way}', '--every=100000'])
-        cluster.until(lambda record: record.get('members') == scenario.machines, 'all machines')
-        _, record = cluster.until(is_step, 'a step')
-        cluster.until(lambda each: is_step(each) and each['step'] > record['step'] + 5, 'more steps')
-        before = {machine: network.received(machine)[0] for machine in scenario.after}
+        before = train_until_loss(cluster, scenario, [f'--way={scenario.way}', '--every=100000'])
         for machine in scenario.lost:
             cluster.kill(machine)
         _, timeline = cluster.until(lambda each: 'timeline' in each, 'a step after the loss')
-        bound = max(network.received(machine)[0] - before[machine] for machine in scenario.after) / peer_rate
+        bound = max(peers for peers, _ in received_since(network, before).values()) / peer_rate
     finally:
         cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
