@@ -158,7 +158,7 @@ std::string show_devices(const std::vector<std::string>& devices) {
     size_t last = i;
     while (last + 1 < devices.size() && host_of(devices[last + 1]) == host) ++last;
     text += (text.empty() ? "" : ", ") + devices[i];
-    if (last > i) text += "-" + devices[last].substr(devices[last].rfind(':') + 1);
+    if (last > i) text += fmt::format("-{}", number_of(devices[last]));
     i = last + 1;
   }
   return text;
@@ -374,10 +374,8 @@ std::string to_text(const PlanReport& report) {
     size_t last = i;
     while (last + 1 < report.devices.size() && on_one_line(device, report.devices[last + 1])) ++last;
     const std::string name =
-        last == i
-            ? device.device
-            : fmt::format("{}-{}", device.device,
-                          report.devices[last].device.substr(report.devices[last].device.rfind(':') + 1));
+        last == i ? device.device
+                  : fmt::format("{}-{}", device.device, number_of(report.devices[last].device));
     if (i == 0 || report.devices[i - 1].pipeline != device.pipeline)
       text += fmt::format("pipeline {}\n", device.pipeline + 1);
     text += fmt::format("{:<16} {:<10} {:>{}} {:>10} {:>10} {:>4.0f}%  {}{}{}\n", name, device.type,

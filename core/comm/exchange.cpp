@@ -28,24 +28,21 @@ void ChannelState::receive(int peer, std::byte* to, int64_t bytes) {
   ++pairs_[peer].receive_posted;
 }
 
-void ChannelState::await_received(int peer, int64_t mark) {
-  Lane& lane = pairs_[peer];
-  while (lane.receive_done < mark) {
-    if (channel_.received(peer))
-      ++lane.receive_done;
+void ChannelState::await(int64_t& done, int64_t mark, bool (Channel::*oldest)(int), int peer) {
+  while (done < mark) {
+    if ((channel_.*oldest)(peer))
+      ++done;
     else
       interrupted_();
   }
 }
 
+void ChannelState::await_received(int peer, int64_t mark) {
+  await(pairs_[peer].receive_done, mark, &Channel::received, peer);
+}
+
 void ChannelState::await_sent(int peer, int64_t mark) {
-  Lane& lane = pairs_[peer];
-  while (lane.send_done < mark) {
-    if (channel_.sent(peer))
-      ++lane.send_done;
-    else
-      interrupted_();
-  }
+  await(pairs_[peer].send_done, mark, &Channel::sent, peer);
 }
 
 void ChannelState::await_all() {

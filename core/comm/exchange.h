@@ -41,6 +41,8 @@ class ChannelState {
   struct Lane {
     int64_t send_posted = 0, send_done = 0, receive_posted = 0, receive_done = 0, operation_mark = 0;
   };
+  void await(int64_t& done, int64_t mark, bool (Channel::*oldest)(int), int peer);
+
   Channel& channel_;
   std::function<void()> interrupted_;
   std::atomic<int64_t>& bytes_sent_;

@@ -286,22 +286,22 @@ void Group::serve(Queue& queue) {
 void Group::run(Queue& queue, Operation& operation) {
   queue.state->begin_operation();
   CommClock::time_point arrived;
-  if (options_.pacer != nullptr && size_ > 1) {
+  const bool paced = options_.pacer != nullptr && size_ > 1;
+  if (paced) {
     meet(operation.request, rank(), size_, *queue.state);
     arrived = CommClock::now();
   }
-  const int peer = queue.channel.peer(rank());
-  if (options_.pacer != nullptr || !queue.channel.is_message()) {
+  if (paced || !queue.channel.is_message()) {
     run_collective(operation.request, rank(), size_, *queue.state, operation.in, operation.out,
                    *operation.scratch);
   } else {
     post_messages(queue);
     if (operation.request.kind == CollectiveKind::send)
-      queue.state->await_sent(peer, operation.mark);
+      queue.state->await_sent(operation.request.peer, operation.mark);
     else
-      queue.state->await_received(peer, operation.mark);
+      queue.state->await_received(operation.request.peer, operation.mark);
   }
-  if (options_.pacer != nullptr && size_ > 1) hold(queue, operation, arrived);
+  if (paced) hold(queue, operation, arrived);
 }
 
 // The oldest message and some that follow it: the other end answers them while this one is on its way.

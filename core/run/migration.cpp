@@ -126,8 +126,10 @@ MigrationResult migrate(Communicator& group, const MigrationPlan& plan, const st
   const bool has_version = state.version() == plan.version;
   if (!setting.keep_other) give_version(state, plan, setting);
   StoreReads store(plan, group.rank(), setting.tiers);
-  const MovingState common{group, setting.lanes, named,         state, has_version,
-                           false, plan.version,  setting.tiers, store};
+  std::vector<Communicator*> lanes{&group};
+  lanes.insert(lanes.end(), setting.lanes.begin(), setting.lanes.end());
+  const MovingState common{group, std::move(lanes), named,         state, has_version,
+                           false, plan.version,     setting.tiers, store};
   Spares kept;  // with keep_other: all that has come
   Rounds rounds(common, plan, [&](const MigrationPlan::Round& round, Spares arrived) {
     if (setting.keep_other) {
@@ -163,8 +165,7 @@ void gather(Communicator& group, const MigrationPlan& plan, const std::vector<St
   HET_REQUIRE(into != nullptr || needs.empty(), needs.size());
   const Needs named = by_name(needs);
   StoreReads store(plan, group.rank(), nullptr);
-  const std::vector<Communicator*> lanes;
-  const MovingState common{group, lanes, named, state, true, true, plan.version, nullptr, store};
+  const MovingState common{group, {&group}, named, state, true, true, plan.version, nullptr, store};
   const auto put = [&](const MigrationPlan::Round&, const Spares& arrived) {
     for (const StateStore::Spare& part : arrived)
       into->install(part.name, part.slice.is_whole() ? std::nullopt : std::optional(part.slice), part.trained,

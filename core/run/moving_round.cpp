@@ -135,9 +135,7 @@ Collective& MovingRound::start(CollectiveKind kind, int peer, int channel, DType
   request.peer = peer;
   request.tag = kTag + channel;
   request.label = label;
-  const size_t lane = static_cast<size_t>(channel) % (common_.lanes.size() + 1);
-  Communicator& group = lane == 0 ? common_.group : *common_.lanes[lane - 1];
-  running_.push_back(group.prepare(request));
+  running_.push_back(common_.lanes[static_cast<size_t>(channel) % common_.lanes.size()]->prepare(request));
   running_.back()->start(in, out);
   return *running_.back();
 }

@@ -52,7 +52,7 @@ class StoreReads {
 // What all rounds of a migration share.
 struct MovingState {
   Communicator& group;
-  const std::vector<Communicator*>& lanes;  // more of the same ranks
+  const std::vector<Communicator*> lanes;  // that carry the parts: the group, and more of the same ranks
   const std::map<std::string, const StatePart*>& needs;
   const StateStore& state;  // of this rank
   const bool has_version;   // `state` is of the version that moves: of another none is used
@@ -63,8 +63,8 @@ struct MovingState {
 };
 
 // Messages of one channel go one after the other, each announced by its receiver: several channels for each
-// pair of ranks, so that the link is not idle meanwhile.
-inline constexpr int kMovingChannels = 4;
+// pair of ranks, so that the link is not idle meanwhile; of much that moves each has a connection.
+inline constexpr int kMovingChannels = 1 + kMovingLanes;
 
 class MovingRound {
  public:

@@ -372,8 +372,7 @@ local function check_mixture(a, report)
       if corpus.objective ~= first.objective or corpus.arguments.mask_share ~= first.arguments.mask_share
         or corpus.arguments.special_tokens ~= first.arguments.special_tokens then
         report(nil, "data.mixture: data.masked mixes with data.masked alone, of the same mask_share and "
-          .. "special_tokens; and "
-          .. "data.preferences with data.preferences")
+          .. "special_tokens; and data.preferences with data.preferences")
       end
     end
   end

@@ -294,11 +294,11 @@ std::string to_text(const Check& check) {
       show_seconds(seconds_of(check.checked)),
       is_proven ? "" : " than " + show_seconds(seconds_of(check.bound)), show_seconds(check.seconds),
       check.nodes, check.strategies);
-  if (check.cost < check.checked)
-    text += fmt::format("  it found one that takes {}\n", show_seconds(seconds_of(check.cost)));
   if (check.linear_bound > 0)
     text += fmt::format("  nor less than {}, by GLPK's linear relaxation in {}\n",
                         show_seconds(seconds_of(check.linear_bound)), show_seconds(check.linear_seconds));
+  if (check.cost < check.checked)
+    text += fmt::format("  branch and bound found one that takes {}\n", show_seconds(seconds_of(check.cost)));
   return text;
 }
 

@@ -42,12 +42,11 @@ void RankAssigner::find_messages(RankAssignment& assignment, int pipeline, int t
     const NodeId producer = graph_.values[id].producer;
     const int from = stages_[pipeline][producer];
     if (cut_at(pipeline, from) != cut_at(pipeline, to)) continue;  // below
-    if (tensor >= degree_at(pipeline, from)) continue;
+    if (tensor >= degree_at(pipeline, from) || (own.count(from) == 0 && own.count(to) == 0)) continue;
     const int sender = rank_at(pipeline, from, tensor), receiver = rank_at(pipeline, to, tensor);
     if (sender == receiver) continue;
     const Phase made = graph_.nodes[producer].phase;
     const int tag = tag_of(pipeline, from, to, made);
-    if (own.count(from) == 0 && own.count(to) == 0) continue;
     Layout part = Layout::contiguous(graph_.type(id));
     const std::vector<int64_t> gathered = divided(pipeline, from, to, id);
     if (!gathered.empty()) {

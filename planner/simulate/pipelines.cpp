@@ -197,12 +197,11 @@ double SimulatorState::hop_seconds(const PipelineState& pipeline, size_t from, s
   const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
   const StageLayout& before = stages[std::min(from, to)];
   const double bytes = costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
-  return pipeline.hosts[from] == pipeline.hosts[to]
-             ? costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes)
-             : costs.link(stages[from].node, stages[to].node)
-                       .seconds(bytes /
-                                std::min(pipeline.interfaces[from].count, pipeline.interfaces[to].count)) +
-                   gather_seconds(stages[to].node, bytes, costs.tensor);
+  if (pipeline.hosts[from] == pipeline.hosts[to])
+    return costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes);
+  const int lanes = std::min(pipeline.interfaces[from].count, pipeline.interfaces[to].count);
+  return costs.link(stages[from].node, stages[to].node).seconds(bytes / lanes) +
+         gather_seconds(stages[to].node, bytes, costs.tensor);
 }
 
 // All operations of a group whose input is known to arrive; whether there was one.

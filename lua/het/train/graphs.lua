@@ -63,7 +63,7 @@ local function loss_of_recipe(b, spec, inputs, labels, scale)
     errors.usage("the function `loss` returned %s beside the loss; figures by name are needed, such as { accuracy = a "
       .. "}", text.value(figures))
   end
-  for _, name in ipairs(figures and text.keys(figures) or {}) do
+  for _, name in ipairs(text.keys(figures or {})) do
     if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
       errors.usage("the function `loss` returned a figure named %s; a name of letters, digits and _ is needed",
         text.value(name))
@@ -100,7 +100,7 @@ function graphs.loss(b, spec)
   local place
   local function compute()
     local loss, figures = loss_of(b, spec)
-    for _, name in ipairs(figures and text.keys(figures) or {}) do
+    for _, name in ipairs(text.keys(figures or {})) do
       b.graph:output(figure_prefix .. name, figures[name])
       b.figures[#b.figures + 1] = name
     end

@@ -58,7 +58,7 @@ end
 
 -- Adds the figures of a loss: "accuracy 0.7500".
 local function add_figures(parts, figures)
-  for _, name in ipairs(figures and text.keys(figures) or {}) do
+  for _, name in ipairs(text.keys(figures or {})) do
     parts[#parts + 1] = ("%s %.4g"):format(name, figures[name])
   end
 end
