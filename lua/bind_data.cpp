@@ -110,14 +110,14 @@ int json_read(lua_State* L) {
   push_json(L, read_json(Convert<Path>::get(L, 1)));
   return 1;
 }
-std::string json_file_at(lua_State* L, int index) { return dump(json_at(L, index), 2) + "\n"; }
+std::string json_file_at(lua_State* L, int index) { return dump(json_at(L, index), true) + "\n"; }
 int json_write(lua_State* L) {  // path, value
   write_file(Convert<Path>::get(L, 1), json_file_at(L, 2));
   return 0;
 }
-int json_encode(lua_State* L) {  // value[, spaces of indentation: lines]
-  return Convert<std::string>::push(L,
-                                    dump(json_at(L, 1), Convert<std::optional<int>>::get(L, 2).value_or(-1)));
+int json_encode(lua_State* L) {  // value[, whether each member stands on its line]
+  return Convert<std::string>::push(
+      L, dump(json_at(L, 1), Convert<std::optional<bool>>::get(L, 2).value_or(false)));
 }
 int json_decode(lua_State* L) {
   push_json(L, parse_json(Convert<std::string>::get(L, 1), "the text"));

@@ -95,8 +95,9 @@ Json parse_json(std::string_view text, std::string_view what, int depth) {
   return std::move(builder.result);
 }
 
-std::string dump(const Json& json, int indent) {
-  const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
+std::string dump(const Json& json, bool lines) {
+  // Never a width from outside: nlohmann reads past its spaces where one level indents by more than 512.
+  const std::string text = json.dump(lines ? 2 : -1, ' ', false, Json::error_handler_t::replace);
   // nlohmann writes DEL and the control characters of Latin-1 as they are; JSON is printed on terminals too.
   std::string shown;
   shown.reserve(text.size());
@@ -113,6 +114,6 @@ std::string dump(const Json& json, int indent) {
 
 Json read_json(const Path& path) { return parse_json(read_file(path), fmt::format("'{}'", path.text)); }
 
-void write_json(const Path& path, const Json& json) { write_file(path, dump(json, 2) + "\n"); }
+void write_json(const Path& path, const Json& json) { write_file(path, dump(json, true) + "\n"); }
 
 }  // namespace het

@@ -42,9 +42,9 @@ inline constexpr int kJsonDepth = 64;
 // Integers beyond int64 are read as double. Throws Error(usage) that says what is wrong and at which byte;
 // `what` names the text ("config.json").
 Json parse_json(std::string_view text, std::string_view what, int depth = kJsonDepth);
-// indent < 0: on one line. A NaN or infinity is written as null, for JSON has no other; bytes that are not
-// UTF-8 as U+FFFD; control characters as \u and their number.
-std::string dump(const Json& json, int indent = -1);
+// On one line, or each member on its line, indented by two spaces a level. A NaN or infinity is written as
+// null, for JSON has no other; bytes that are not UTF-8 as U+FFFD; control characters as \u and their number.
+std::string dump(const Json& json, bool lines = false);
 
 Json read_json(const Path& path);
 void write_json(const Path& path, const Json& json);  // indented, replaced atomically

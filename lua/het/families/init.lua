@@ -251,7 +251,7 @@ end
 
 --- A configuration as the text of config.json.
 function families.config_text(config)
-  local words = native.json_encode(config, 2)
+  local words = native.json_encode(config, true)
   return (words:gsub('("([%w_]+)": *)(%-?%d+)([,%s}])', function(key, name, number, after)
     return floats[name] and key .. number .. ".0" .. after or nil
   end)) .. "\n"

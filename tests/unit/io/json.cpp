@@ -21,7 +21,7 @@ TEST_CASE("JSON keeps the order of keys, and integers apart from doubles") {
   CHECK(json["a"][3].is_number_float());
   CHECK(*as_string(find_member(find_member(json, "m"), "text")) == "a\"b\\\né\x01");
   CHECK(dump(json) == text);
-  CHECK(parse_json(dump(json, 2), "indented") == json);
+  CHECK(parse_json(dump(json, true), "indented") == json);
   CHECK(find_member(json, "q") == nullptr);
 }
 
