@@ -1,7 +1,5 @@
 #include "kernels/reference/operands.h"
 
-#include "core/tensor/convert.h"
-
 namespace het::reference {
 namespace {
 
@@ -9,16 +7,7 @@ const Layout kNone;
 
 }  // namespace
 
-double load(const std::byte* base, DType dtype, int64_t element) {
-  return load_element(base, dtype, element);
-}
-
-void store(std::byte* base, DType dtype, int64_t element, double value) {
-  store_element(base, dtype, value, element);
-}
-
-int64_t View::offset_of(int64_t flat) const {
-  if (packed_) return flat;
+int64_t View::strided_offset_of(int64_t flat) const {
   int64_t offset = 0;
   for (int64_t d = rank() - 1; d >= 0; --d) {
     offset += flat % layout_->type.shape[d] * layout_->strides[d];

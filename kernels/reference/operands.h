@@ -8,21 +8,22 @@
 
 #include "core/base/bits.h"
 #include "core/device/device.h"
+#include "core/tensor/convert.h"
 
 namespace het::reference {
-
-double load(const std::byte* base, DType dtype, int64_t element);
-// Rounded to nearest; integers saturate, NaN becomes 0 there.
-void store(std::byte* base, DType dtype, int64_t element, double value);
 
 // One operand of one run.
 class View {
  public:
   View(std::byte* base, const Layout& layout, bool adds)
-      : base_(base), layout_(&layout), adds_(adds), packed_(layout.is_contiguous()) {}
+      : base_(base),
+        layout_(&layout),
+        dtype_(layout.type.dtype),
+        adds_(adds),
+        packed_(layout.is_contiguous()) {}
 
   bool present() const { return base_ != nullptr && layout_->type.present(); }
-  DType dtype() const { return layout_->type.dtype; }
+  DType dtype() const { return dtype_; }
   const Layout& layout() const { return *layout_; }
   int64_t elements() const { return layout_->type.elements(); }
   int64_t rank() const { return static_cast<int64_t>(layout_->type.shape.size()); }
@@ -30,7 +31,7 @@ class View {
   std::byte* base() const { return base_; }
 
   // By row-major index.
-  double operator[](int64_t flat) const { return load(base_, dtype(), offset_of(flat)); }
+  double operator[](int64_t flat) const { return load_element(base_, dtype_, offset_of(flat)); }
   // Written, or added when the request says so; an absent result is ignored.
   void set(int64_t flat, double value) const {
     if (present()) put(offset_of(flat), value);
@@ -38,16 +39,17 @@ class View {
   // By one index for each dimension.
   template <typename... Index>
   double at(Index... index) const {
-    return load(base_, dtype(), offset_at(index...));
+    return load_element(base_, dtype_, offset_at(index...));
   }
   template <typename... Index>
   void set_at(double value, Index... index) const {
     if (present()) put(offset_at(index...), value);
   }
 
-  int64_t offset_of(int64_t flat) const;
+  int64_t offset_of(int64_t flat) const { return packed_ ? flat : strided_offset_of(flat); }
 
  private:
+  int64_t strided_offset_of(int64_t flat) const;
   template <typename... Index>
   int64_t offset_at(Index... index) const {
     int64_t offset = 0;
@@ -55,12 +57,14 @@ class View {
     ((offset += static_cast<int64_t>(index) * layout_->strides[dim++]), ...);
     return offset;
   }
+  // Rounded to nearest; integers saturate, NaN becomes 0 there.
   void put(int64_t offset, double value) const {
-    store(base_, dtype(), offset, adds_ ? load(base_, dtype(), offset) + value : value);
+    store_element(base_, dtype_, adds_ ? load_element(base_, dtype_, offset) + value : value, offset);
   }
 
   std::byte* base_;
   const Layout* layout_;
+  DType dtype_;
   bool adds_, packed_;
 };
 

@@ -9,6 +9,7 @@
 #include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "core/program/executor.h"
+#include "core/tensor/convert.h"
 #include "kernels/reference/device.h"
 #include "planner/lower/lower.h"
 
@@ -94,9 +95,9 @@ Placed place(const TensorType& type, Placing placing, bool aligned = false) {
 template <typename Visit>
 void each_element(const Tensor& tensor, const Visit& visit) {
   const Layout& layout = tensor.layout();
-  const int64_t size = bytes_of(tensor.dtype());
+  const int64_t size = bytes_of(tensor.dtype()), count = tensor.elements();
   std::vector<int64_t> index(tensor.shape().size(), 0);
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     int64_t at = layout.offset;
     for (size_t d = 0; d < index.size(); ++d) at += index[d] * layout.strides[d];
     visit(at * size);
@@ -105,6 +106,15 @@ void each_element(const Tensor& tensor, const Visit& visit) {
       index[d] = 0;
     }
   }
+}
+
+std::vector<double> values_of(const Tensor& tensor) {
+  std::vector<double> values;
+  values.reserve(static_cast<size_t>(tensor.elements()));
+  each_element(tensor, [&](int64_t at) {
+    values.push_back(load_element(tensor.buffer()->data() + at, tensor.dtype()));
+  });
+  return values;
 }
 
 void poison(const Tensor& tensor) {
@@ -116,17 +126,17 @@ void poison(const Tensor& tensor) {
 
 // Bytes of the buffer that changed; those of its elements do not count when `written`.
 std::optional<std::string> stray_write(const Placed& placed, bool written) {
-  std::vector<bool> own(static_cast<size_t>(placed.tensor.buffer()->bytes()));
   const int64_t size = bytes_of(placed.tensor.dtype());
+  const std::byte* bytes = placed.tensor.buffer()->data();
+  std::vector<std::byte> now(bytes, bytes + placed.tensor.buffer()->bytes());
   if (written)
     each_element(placed.tensor, [&](int64_t at) {
-      for (int64_t b = 0; b < size; ++b) own[static_cast<size_t>(at + b)] = true;
+      std::memcpy(now.data() + at, placed.before.data() + at, static_cast<size_t>(size));
     });
+  const auto [changed, was] = std::mismatch(now.begin(), now.end(), placed.before.begin());
+  if (changed == now.end()) return std::nullopt;
   const int64_t first = placed.tensor.layout().offset * size;
-  for (size_t b = 0; b < own.size(); ++b)
-    if (!own[b] && placed.tensor.buffer()->data()[b] != placed.before[b])
-      return fmt::format("byte {} from its first element was overwritten", static_cast<int64_t>(b) - first);
-  return std::nullopt;
+  return fmt::format("byte {} from its first element was overwritten", changed - now.begin() - first);
 }
 
 Layout bare(const Tensor& tensor) {
@@ -275,10 +285,11 @@ std::optional<std::string> difference(const Tensor& result, const Tensor& wanted
   if (result.shape() != wanted.shape())
     return fmt::format("its shape is {}, not {}", het::to_string(result.shape()),
                        het::to_string(wanted.shape()));
+  const std::vector<double> results = values_of(result), expected = values_of(wanted);
   double square = 0;
   int64_t finite = 0;
-  for (int64_t i = 0; i < wanted.elements(); ++i)
-    if (const double w = wanted.at(i); std::isfinite(w)) {
+  for (const double w : expected)
+    if (std::isfinite(w)) {
       square += w * w;
       ++finite;
     }
@@ -286,8 +297,8 @@ std::optional<std::string> difference(const Tensor& result, const Tensor& wanted
   const double allowed = tolerance_for(tolerance, result.dtype());
   double worst = 0;
   int64_t at = -1;
-  for (int64_t i = 0; i < wanted.elements(); ++i) {
-    const double r = result.at(i), w = wanted.at(i);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double r = results[i], w = expected[i];
     if ((std::isnan(w) && std::isnan(r)) || r == w) continue;
     // Beyond the largest f16, or of a dtype's rounding to infinity.
     if (std::isfinite(w) && std::isinf(r) && result.dtype() == DType::f16 && std::abs(w) >= 65520 &&
@@ -298,7 +309,7 @@ std::optional<std::string> difference(const Tensor& result, const Tensor& wanted
         std::isfinite(r) && std::isfinite(w) ? std::abs(r - w) / (bound + 1e-300) : INFINITY;
     if (!(excess <= 1) && excess > worst) {
       worst = excess;
-      at = i;
+      at = static_cast<int64_t>(i);
     }
   }
   if (at < 0) return std::nullopt;
@@ -422,10 +433,7 @@ struct OneNode {
 };
 
 std::vector<double> read_values(const Executor& executor, const std::string& name) {
-  const Tensor tensor = executor.read(name);
-  std::vector<double> values;
-  for (int64_t i = 0; i < tensor.elements(); ++i) values.push_back(tensor.at(i));
-  return values;
+  return values_of(executor.read(name));
 }
 
 void write_all(Executor& executor, const std::vector<Tensor>& inputs) {

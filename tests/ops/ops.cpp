@@ -1,7 +1,9 @@
 // Every case of every operator: devices against the oracle, gradients against differences.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "core/base/parallel.h"
 #include "core/ops/op.h"
@@ -53,12 +55,20 @@ double flops_of(const Case& test) {
   return cost_of(call, op.infer(call)).flops;
 }
 
+// Of `all_cases`: what a case should give is computed once for all devices and numbers of threads.
+const TypedCase& known_case(const Case& test, DType dtype) {
+  static std::map<std::pair<const Case*, DType>, TypedCase> known;
+  const auto entry = known.find({&test, dtype});
+  if (entry != known.end()) return entry->second;
+  return known.emplace(std::pair{&test, dtype}, typed_case(test, dtype)).first->second;
+}
+
 void compare_all(const Subject& subject, const OpDef& op) {
   for (const Case* test : cases_of(op.name)) {
     // The reference in another dtype runs the loops of the oracle: on large cases that shows nothing new.
     if (subject.is_reference() && flops_of(*test) > 100'000) continue;
     for (const DType dtype : test->dtypes) {
-      const TypedCase typed = typed_case(*test, dtype);
+      const TypedCase& typed = known_case(*test, dtype);
       for (const Placing placing : placings_of(op, subject))
         for (const uint32_t accumulate : accumulations_of(op)) {
           INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)

@@ -52,11 +52,11 @@ double difference(const Outcome& one, const Outcome& several);
 
 // Where the reference kernels run; `either`: on every third rank a processor.
 enum class On : uint8_t { processors, gpus, either };
-// Runs `work` on every rank of the plan, each in a separate thread; the error that each ended with, or "".
-std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
-                                  std::chrono::seconds timeout,
+// Runs `work` with the program of each rank, each in a separate thread; the error that each ended with, or
+// "".
+std::vector<std::string> on_ranks(std::vector<Program> programs, std::chrono::seconds timeout,
                                   const std::function<void(int rank, Executor&)>& work,
-                                  On on = On::processors, const Runtime& runtime = {});
+                                  On on = On::processors);
 
 // What is wrong with the run of a plan, and how far it was from one device's.
 struct Verdict {

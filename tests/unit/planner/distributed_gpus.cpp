@@ -55,7 +55,7 @@ TEST_CASE("a step between GPUs that loses a rank leaves the state of the others 
   std::map<std::string, std::pair<Tensor, Tensor>> parameters;  // before and after
   std::string ended;
   const auto errors = on_ranks(
-      model, plan, 2, std::chrono::seconds(60),
+      lower_all(model, plan, true), std::chrono::seconds(60),
       [&](int rank, Executor& executor) {
         write_inputs(executor, 1, 2);
         executor.run();
@@ -100,25 +100,26 @@ TEST_CASE("ranks look for what is not finite together, and can go on afterwards"
   std::vector<std::string> found(3);
   std::vector<double> losses(3);
   std::array<bool, 3> counted{};
-  const auto errors = on_ranks(model, plan, 3, std::chrono::seconds(10), [&](int rank, Executor& executor) {
-    write_inputs(executor, 1, 3);
-    const std::string weight = "blocks.0.up.weight";
-    Tensor before;
-    if (spoilt == "input" && rank == 2) executor.write("scale", Tensor::of<double>({NAN}, {1}));
-    if (spoilt == "parameter" && rank == 0) {
-      before = executor.state().read(weight);
-      Tensor huge(before.type());
-      for (int64_t i = 0; i < huge.elements(); ++i) huge.set(i, 1e250 * before.at(i));
-      executor.state().write(weight, huge);
-    }
-    found[rank] = executor.find_non_finite();
-    if (before.present()) executor.state().write(weight, before);
-    write_inputs(executor, 1, 3);
-    const double waited = executor.usage().waited;
-    executor.run();
-    losses[rank] = executor.read("loss").at(0);
-    counted[rank] = waited == 0 && executor.usage().runs == 1 && executor.usage().waited > 0;
-  });
+  const auto errors =
+      on_ranks(lower_all(model, plan, true), std::chrono::seconds(10), [&](int rank, Executor& executor) {
+        write_inputs(executor, 1, 3);
+        const std::string weight = "blocks.0.up.weight";
+        Tensor before;
+        if (spoilt == "input" && rank == 2) executor.write("scale", Tensor::of<double>({NAN}, {1}));
+        if (spoilt == "parameter" && rank == 0) {
+          before = executor.state().read(weight);
+          Tensor huge(before.type());
+          for (int64_t i = 0; i < huge.elements(); ++i) huge.set(i, 1e250 * before.at(i));
+          executor.state().write(weight, huge);
+        }
+        found[rank] = executor.find_non_finite();
+        if (before.present()) executor.state().write(weight, before);
+        write_inputs(executor, 1, 3);
+        const double waited = executor.usage().waited;
+        executor.run();
+        losses[rank] = executor.read("loss").at(0);
+        counted[rank] = waited == 0 && executor.usage().runs == 1 && executor.usage().waited > 0;
+      });
   CHECK(errors == std::vector<std::string>(3));
   for (const bool right : counted) CHECK(right);
   const int finder = spoilt == "input" ? 2 : 0;

@@ -239,11 +239,9 @@ std::shared_ptr<Device> device_of(On on, int rank) {
   return gpu ? cuda_emulated::make_reference_on_gpu(rank) : make_reference_device();
 }
 
-// Runs `work` on every rank of the plan, each in a separate thread; the error that each ended with, or "".
-std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int ranks,
-                                  std::chrono::seconds timeout,
-                                  const std::function<void(int rank, Executor&)>& work, On on,
-                                  const Runtime& runtime) {
+std::vector<std::string> on_ranks(std::vector<Program> programs, std::chrono::seconds timeout,
+                                  const std::function<void(int rank, Executor&)>& work, On on) {
+  const int ranks = static_cast<int>(programs.size());
   std::vector<std::string> errors(ranks);
   LoopbackOptions options;
   options.timeouts.timeout = timeout;
@@ -252,9 +250,9 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       try {
-        Program program = lower(graph, plan, rank, true, runtime);
         const auto groups = std::make_shared<Groups>(fabrics[rank]);
-        Executor executor(std::move(program), std::make_shared<StateStore>(device_of(on, rank), 3), groups);
+        Executor executor(std::move(programs[rank]), std::make_shared<StateStore>(device_of(on, rank), 3),
+                          groups);
         work(rank, executor);
         if (on == On::gpus)
           for (const std::string& way : groups->ways())
@@ -269,13 +267,11 @@ std::vector<std::string> on_ranks(const Graph& graph, const Plan& plan, int rank
 }
 
 // What each rank has in the end, or the error that it ended with.
-std::vector<Outcome> together(const Graph& graph, const Plan& plan, int ranks,
-                              std::vector<std::string>& errors, On on, const Runtime& runtime) {
-  std::vector<Outcome> outcomes(ranks);
-  const auto work = [&](int rank, Executor& executor) {
-    outcomes[rank] = train(executor, microbatches_of(plan));
-  };
-  errors = on_ranks(graph, plan, ranks, std::chrono::seconds(60), work, on, runtime);
+std::vector<Outcome> together(std::vector<Program> programs, int microbatches,
+                              std::vector<std::string>& errors, On on) {
+  std::vector<Outcome> outcomes(programs.size());
+  const auto work = [&](int rank, Executor& executor) { outcomes[rank] = train(executor, microbatches); };
+  errors = on_ranks(std::move(programs), std::chrono::seconds(60), work, on);
   return outcomes;
 }
 
@@ -356,18 +352,17 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
   std::vector<std::string> errors;
   std::vector<Program> programs;
   try {
-    for (int rank = 0; rank < devices_in(plan); ++rank) {
-      programs.push_back(lower(model, plan, rank, true, runtime));
-      for (const std::string& problem : verify(programs.back()))
-        blame(fmt::format("rank {}: {}", rank, problem));
-    }
+    programs = lower_all(model, plan, true, runtime);
   } catch (const Error& error) {
     blame(error.what());
     return verdict;
   }
+  for (size_t rank = 0; rank < programs.size(); ++rank)
+    for (const std::string& problem : verify(programs[rank]))
+      blame(fmt::format("rank {}: {}", rank, problem));
   for (const std::string& problem : verify_together(programs)) blame(problem);
   if (!verdict.problem.empty()) return verdict;
-  const auto outcomes = together(model, plan, devices_in(plan), errors, on, runtime);
+  const auto outcomes = together(std::move(programs), microbatches_of(plan), errors, on);
   // A rank that lost another says less than that one.
   const auto lost_another = [](const std::string& error) { return error.starts_with("lost rank "); };
   for (const bool consequence : {false, true})
