@@ -18,7 +18,8 @@ namespace {
 std::vector<Case> emptied(const Case& test) {
   std::vector<Case> cases;
   std::set<int64_t> sizes;
-  for (size_t i = 0; i < test.inputs.size(); ++i)
+  const size_t step = test.inputs.size() > 16 ? 13 : 1;  // of lists of a hundred alike, some
+  for (size_t i = 0; i < test.inputs.size(); i += step)
     for (size_t d = 0; d < test.inputs[i].shape.size(); ++d) {
       cases.push_back(test);
       cases.back().inputs[i].shape[d] = 0;
