@@ -1,4 +1,0 @@
-// As core/precompiled.h, with what the binding includes nearly everywhere.
-#include <nlohmann/json.hpp>
-
-#include "core/precompiled.h"
