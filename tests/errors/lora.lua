@@ -16,5 +16,11 @@ local problems = {
   nn.lora { model = mixture, targets = { "w2" }, parameters = { "down_proj" } },
   nn.lora { model = mixture, dropout = 0.5, parameters = { "down_proj" } },
   nn.lora { model = mixture, parameters = {} },
+  nn.lora { model = base, targets = { "q_proj" }, ranks = { v_proj = 4 } },
+  nn.lora { model = base, ranks = { q_proj = 2, ["self_attn.q_proj"] = 3 } },
+  nn.lora { model = base, ranks = { q_proj = 1.5 } },
+  nn.lora { model = base, alphas = { 4 } },
+  nn.lora { model = nn.decoder { family = "phi3", vocab = 16, context = 8, width = 8, layers = 1, heads = 2 },
+    ranks = { ["mlp.up"] = 3 } },
 }
 return problems[1]

@@ -39,6 +39,14 @@ PARAMETERS = {
     'olmoe': {'target_modules': [], 'target_parameters': ['experts.gate_up_proj']},
     'qwen3_moe': {'target_modules': ['o_proj'], 'target_parameters': ['mlp.experts.down_proj']},
 }
+# Layers with another rank or alpha.
+PATTERNS = {
+    'qwen2': {'target_modules': LLAMA, 'rank_pattern': {'v_proj': 2, 'model.layers.0.self_attn.q_proj': 6},
+              'alpha_pattern': {r'^model\.layers\.1\.mlp\.down_proj': 3}},
+    'phi3': {'target_modules': ['qkv_proj', 'gate_up_proj'], 'rank_pattern': {'qkv_proj': 6, 'layers.0.mlp.gate_up_proj': 2}},
+    'mixtral': {**PARAMETERS['mixtral'], 'rank_pattern': {'v_proj': 2, 'mlp.experts.gate_up_proj': 3},
+                'alpha_pattern': {'experts.down_proj': 9}},
+}
 MORE_PLANS = {'sequence': 2, 'data': 2, 'sharded': 2}   # of one family
 
 
@@ -143,6 +151,20 @@ def check_parameters(hetrun, name, make, folder):
     return problem
 
 
+def check_patterns(hetrun, name, make, folder):
+    problem = check(hetrun, name, make, folder, **PATTERNS[name])
+    path = folder / 'adapter/adapter_config.json'
+    config = json.loads(path.read_text())
+    for field, words in (({'rank_pattern': {'layers.[01].q_proj': 2}}, 'rank_pattern: "layers.[01].q_proj" is not supported'),
+                         ({'use_rslora': True}, 'use_rslora with rank_pattern or alpha_pattern is not supported')):
+        path.write_text(json.dumps({**config, **field}))
+        refused = subprocess.run([hetrun, 'merge', 'adapter', 'other'], cwd=folder, capture_output=True, text=True, timeout=60,
+                                 check=False)
+        if words not in refused.stderr:
+            return f'of {field} it says {refused.stderr}'
+    return problem
+
+
 def check(hetrun, name, make, folder, **targets):
     torch.manual_seed(5)
     base = make()
@@ -187,6 +209,7 @@ def main():
     failed = 0
     cases = {name: (check, name) for name in TARGETS} | {f'experts of {name}': (check_experts, name) for name in EXPERTS}
     cases |= {f'parameters of {name}': (check_parameters, name) for name in PARAMETERS}
+    cases |= {f'ranks of {name}': (check_patterns, name) for name in PATTERNS}
     for shown, (function, name) in cases.items():
         if sys.argv[2:] and not any(shown.startswith(word) for word in sys.argv[2:]):
             continue

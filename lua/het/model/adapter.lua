@@ -102,12 +102,29 @@ function adapter.tensors(model, state)
   return result
 end
 
+-- What the layers have whose rank or alpha is not that of most, by their whole names; nil where there are none.
+local function pattern_of(lora, what)
+  local pattern
+  for _, group in ipairs(by_layer(lora.places)) do
+    local place = group[1]
+    if place[what] ~= lora[what] then
+      pattern = pattern or {}
+      local name = place.in_fused and place.fused or place.names[1]
+      for expert = 0, (not place.in_fused and place.experts or 1) - 1 do
+        pattern[(name:gsub("experts%.%*%.", "experts." .. expert .. "."))] = place[what]
+      end
+    end
+  end
+  return pattern
+end
+
 --- What adapter_config.json says of a model's adapters.
 function adapter.config(model)
   local lora, family = model.lora, families.of(model)
   return {
     peft_type = "LORA", task_type = family and family.name ~= "bert" and "CAUSAL_LM" or native.null,
     base_model_name_or_path = rawget(model, "base_folder") or native.null, r = lora.rank, lora_alpha = lora.alpha,
+    rank_pattern = pattern_of(lora, "rank"), alpha_pattern = pattern_of(lora, "alpha"),
     lora_dropout = lora.dropout, target_modules = #lora.targets > 0 and lora.targets or native.null,
     target_parameters = lora.parameters or native.null, bias = "none", inference_mode = true,
     fan_in_fan_out = family ~= nil and family.name == "gpt2", init_lora_weights = true, use_rslora = false,
@@ -124,9 +141,8 @@ local function is_given(value)
 end
 
 -- What PEFT's configuration may not ask for.
-local refused = { "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication",
-  "use_dora", "lora_bias", "trainable_token_indices", "megatron_config",
-  "alora_invocation_tokens" }
+local refused = { "modules_to_save", "layers_to_transform", "layer_replication", "use_dora", "lora_bias",
+  "trainable_token_indices", "megatron_config", "alora_invocation_tokens" }
 
 -- The names of `target_parameters`; nil where there are none.
 local function parameters_of(config, refuse)
@@ -141,7 +157,22 @@ local function parameters_of(config, refuse)
   return list
 end
 
---- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, dropout, parameters }.
+-- rank_pattern or alpha_pattern, whose keys are regular expressions of the ends of names; plain names are taken. nil
+-- where there is none.
+local function pattern_in(config, field, refuse)
+  if not is_given(config[field]) then return nil end
+  if type(config[field]) ~= "table" then refuse("%s = %s is no table", field, text.value(config[field])) end
+  local pattern = {}
+  for name, value in pairs(config[field]) do
+    local plain = tostring(name):gsub("^%^", ""):gsub("\\%.", ".")
+    if plain:find "[^%w_.]" then refuse("%s: %s is not supported; plain names are", field, text.value(name)) end
+    pattern[plain] = value
+  end
+  return pattern
+end
+
+--- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, ranks, alphas, dropout,
+-- parameters }.
 function adapter.read_config(folder)
   local path = folder .. "/" .. adapter.config_file
   access.check(path)
@@ -161,11 +192,15 @@ function adapter.read_config(folder)
   local rank, alpha = config.r, config.lora_alpha
   if type(rank) ~= "number" or rank < 1 or rank % 1 ~= 0 then refuse("r = %s is no rank", text.value(rank)) end
   if type(alpha) ~= "number" or alpha <= 0 then refuse("lora_alpha = %s is not above 0", text.value(alpha)) end
-  if config.use_rslora == true then alpha = alpha * math.sqrt(rank) end
+  local ranks, alphas = pattern_in(config, "rank_pattern", refuse), pattern_in(config, "alpha_pattern", refuse)
+  if config.use_rslora == true then
+    if ranks or alphas then refuse "use_rslora with rank_pattern or alpha_pattern is not supported" end
+    alpha = alpha * math.sqrt(rank)
+  end
   local dropout = type(config.lora_dropout) == "number" and config.lora_dropout or 0
   local base = config.base_model_name_or_path
-  return { rank = rank, alpha = alpha, dropout = dropout, base = type(base) == "string" and base or nil,
-    parameters = parameters_of(config, refuse) }
+  return { rank = rank, alpha = alpha, ranks = ranks, alphas = alphas, dropout = dropout,
+    base = type(base) == "string" and base or nil, parameters = parameters_of(config, refuse) }
 end
 
 --- The tensors of an adapter by name, and the metadata of their file.
@@ -226,19 +261,19 @@ function adapter.set_initial(folder, model, set_initial)
     local all_a, all_b = {}, {}
     for expert = 0, place.experts - 1 do
       local theirs_a, theirs_b = names_of(place, expert)
-      all_a[expert + 1] = take(theirs_a, { lora.rank, place.inputs })
-      all_b[expert + 1] = take(theirs_b, { place.outputs, lora.rank })
+      all_a[expert + 1] = take(theirs_a, { place.rank, place.inputs })
+      all_b[expert + 1] = take(theirs_b, { place.outputs, place.rank })
     end
     local a, b = layer_adapter.parameters_of(place)
-    set_initial(a, native.stored_joined(all_a):reshaped { place.experts, lora.rank, place.inputs })
-    set_initial(b, native.stored_joined(all_b):reshaped { place.experts, place.outputs, lora.rank })
+    set_initial(a, native.stored_joined(all_a):reshaped { place.experts, place.rank, place.inputs })
+    set_initial(b, native.stored_joined(all_b):reshaped { place.experts, place.outputs, place.rank })
   end
   local function take_of(group)
     local theirs_a, theirs_b = names_of(group[1])
     local outputs = 0
     for _, place in ipairs(group) do outputs = outputs + place.outputs end
-    local whole_a = take(theirs_a, { lora.rank, group[1].inputs })
-    local whole_b = take(theirs_b, { outputs, lora.rank })
+    local whole_a = take(theirs_a, { group[1].rank, group[1].inputs })
+    local whole_b = take(theirs_b, { outputs, group[1].rank })
     if group[1].by_heads then whole_b = tensors_of.from_heads(model.arguments, whole_b) end
     for i, place in ipairs(group) do
       local a, b = layer_adapter.parameters_of(place)
@@ -248,7 +283,7 @@ function adapter.set_initial(folder, model, set_initial)
   end
   local function take_fused(group)
     local theirs_a, theirs_b = names_of_fused(group[1], lora)
-    local experts, rank, outputs = group[1].experts, lora.rank, 0
+    local experts, rank, outputs = group[1].experts, group[1].rank, 0
     for _, place in ipairs(group) do outputs = outputs + place.outputs end
     local whole_a = take(theirs_a, { experts * rank, group[1].inputs })
     local whole_b = take(theirs_b, { outputs, rank * experts })
@@ -305,11 +340,16 @@ end
 -- @param state what has read(name), of the model with its adapters
 -- @treturn table `names`: of the base model's parameters; `read(name)`
 function adapter.merged(model, state)
-  local lora, places = model.lora, {}
-  for _, place in ipairs(lora.places) do
+  local places = {}
+  for _, place in ipairs(model.lora.places) do
     local name = place.experts and place.names[2] or place.path .. (place.part == "" and ".weight" or ".qkv.weight")
     places[name] = places[name] or {}
     table.insert(places[name], place)
+  end
+  local function change_of(place)
+    local a, b = layer_adapter.parameters_of(place)
+    local change = op.matmul(state:read(b):to "f32", state:read(a):to "f32")
+    return (op.scale(change, { factor = place.scale }))
   end
   local merged = {}
   function merged.names() return adapter.base_names(state) end
@@ -317,9 +357,7 @@ function adapter.merged(model, state)
     local weight = state:read(name):to "f32"
     if not places[name] then return weight end
     if places[name][1].experts then   -- [experts, outputs, inputs]
-      local a, b = layer_adapter.parameters_of(places[name][1])
-      local change = op.matmul(state:read(b):to "f32", state:read(a):to "f32")
-      return (op.add(weight, op.scale(change, { factor = lora.alpha / lora.rank })))
+      return (op.add(weight, change_of(places[name][1])))
     end
     local sizes, parts, at = {}, {}, 0
     table.sort(places[name], function(x, y) return rows_of(model, x) < rows_of(model, y) end)
@@ -332,10 +370,8 @@ function adapter.merged(model, state)
     for _, place in ipairs(places[name]) do
       local first, count = rows_of(model, place)
       keep(first - at)
-      local a, b = layer_adapter.parameters_of(place)
-      local change = op.matmul(state:read(b):to "f32", state:read(a):to "f32")
       keep(count)
-      parts[#parts] = op.add(parts[#parts], op.scale(change, { factor = lora.alpha / lora.rank }))
+      parts[#parts] = op.add(parts[#parts], change_of(place))
     end
     keep(weight.shape[1] - at)
     if #parts == 1 then return parts[1] end

@@ -463,7 +463,8 @@ local function load_adapter(folder, options)
   end
   local stored = adapter.open(folder)
   local model = require("het.nn").lora { model = load_model(base, options), rank = config.rank, alpha = config.alpha,
-    dropout = config.dropout, targets = adapter.targets(folder, stored), parameters = config.parameters }
+    ranks = config.ranks, alphas = config.alphas, dropout = config.dropout, targets = adapter.targets(folder, stored),
+    parameters = config.parameters }
   if define.is_unknown(model) then return model end
   rawset(model, "folder", folder)
   rawset(model, "base_folder", base ~= folder and base or nil)

@@ -236,6 +236,60 @@ local function targets_of(places, list)
   return count == #list and short or whole
 end
 
+-- Does a name end so, of a place or of the parameter that it is in?
+local function is_named(place, wanted)
+  local name = place.in_fused and place.fused
+  if not name then return matches(place, wanted) end
+  return name == wanted or name:sub(-#wanted - 1) == "." .. wanted
+end
+
+-- The name in a file of the layer, or parameter, that a place is part of.
+local function name_in_file(place) return place.in_fused and place.fused or place.names[1] end
+
+-- Gives the places that `own` (a.ranks, a.alphas) names what it says, as `what`.
+local function set_own(list, own, field, what, report)
+  local by, layers = {}, {}   -- which name a place has it from; the first place of each layer
+  for _, wanted in ipairs(text.keys(own or {})) do
+    local value, is_hit = own[wanted], false
+    if type(wanted) ~= "string" then
+      return report(field, ("nn.lora.%s: %s is no name; { v_proj = 4 } names layers"):format(field, text.value(wanted)))
+    end
+    if type(value) ~= "number" or value <= 0 or value ~= value or value == math.huge
+      or what == "rank" and value % 1 ~= 0 then
+      return report(field, ("nn.lora.%s: %s = %s is no %s"):format(field, wanted, text.value(value), what))
+    end
+    for _, place in ipairs(list) do
+      if is_named(place, wanted) then
+        if by[place] and own[by[place]] ~= value then
+          return report(field, ("nn.lora.%s: %s has two, by %s and by %s"):format(field, name_in_file(place), by[place],
+            wanted))
+        end
+        place[what], by[place], is_hit = value, wanted, true
+      end
+    end
+    if not is_hit then
+      report(field, ("nn.lora.%s: no layer with an adapter is named %s%s"):format(field, text.value(wanted),
+        suggest.sentence(wanted, names_of(list))))
+    end
+  end
+  for _, place in ipairs(list) do
+    local first = layers[name_in_file(place)] or place
+    layers[name_in_file(place)] = first
+    if first[what] ~= place[what] then
+      return report(field, ("nn.lora.%s: %s and %s are one layer, %s, and have one %s"):format(field, first.names[2],
+        place.names[2], name_in_file(place), what))
+    end
+  end
+end
+
+-- Ranks and scales of the places.
+local function set_ranks(a, list, report)
+  for _, place in ipairs(list) do place.rank, place.alpha = a.rank, a.alpha end
+  set_own(list, a.ranks, "ranks", "rank", report)
+  set_own(list, a.alphas, "alphas", "alpha", report)
+  for _, place in ipairs(list) do place.scale = place.alpha / place.rank end
+end
+
 -- What is wrong with `parameters`, beside the places that `targets` choose.
 local function check_parameters(a, places, list, report)
   if not a.parameters then return end
@@ -271,6 +325,9 @@ lora.lora = define.constructor {
     { "model", "layer", "a model, also one that het.load returns", required = true },
     { "rank", "integer", "rows of A and columns of B", default = 8, min = 1 },
     { "alpha", "number", "times what the adapters add, over the rank", default = 16, above = 0 },
+    { "ranks", "table", "of layers that have another rank, by the ends of their names, as PEFT's rank_pattern: "
+      .. "{ v_proj = 4 }" },
+    { "alphas", "table", "of layers that have another alpha, likewise, as PEFT's alpha_pattern" },
     { "targets", "list", 'which layers: ends of their names, as PEFT\'s target_modules ("q_proj") or ours ("mlp.up") '
       .. "(default: every linear layer but the classifier; none with `parameters`)" },
     { "parameters", "list", "which parameters with the weights of all experts of a layer, as PEFT's target_parameters: "
@@ -290,7 +347,10 @@ lora.lora = define.constructor {
           return report("targets", ("nn.lora.targets: %s is no name"):format(text.value(target)))
         end
       end
-      check_parameters(a, places, chosen(a.model, places, a.targets, a.parameters, report), report)
+      local list = chosen(a.model, places, a.targets, a.parameters, report)
+      check_parameters(a, places, list, report)
+      for _, place in ipairs(chosen_parameters(places, a.parameters, function() end)) do list[#list + 1] = place end
+      if #list > 0 then set_ranks(a, list, report) end
     end
   end,
   build = function(a)
@@ -300,10 +360,11 @@ lora.lora = define.constructor {
     local fused = chosen_parameters(places, a.parameters, refuse)
     local targets, parameters = targets_of(places, list), names_of_parameters(places, fused)
     for _, place in ipairs(fused) do list[#list + 1] = place end
+    set_ranks(a, list, refuse)
     local by_path = {}
     for _, place in ipairs(list) do
       by_path[place.path] = by_path[place.path] or {}
-      by_path[place.path][place.part] = { rank = a.rank, scale = a.alpha / a.rank, dropout = a.dropout,
+      by_path[place.path][place.part] = { rank = place.rank, scale = place.scale, dropout = a.dropout,
         inputs = place.inputs, outputs = place.outputs, beside = place.beside, experts = place.experts,
         shares = place.shares }
     end
