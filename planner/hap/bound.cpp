@@ -29,7 +29,8 @@ class Splitter {
       if (leaves_.empty()) return result;  // no shares are left in the parts of the last range
       const Leaf lowest = leaves_.top();
       result = {lowest.bound, lowest.range, searches_};
-      if (lowest.bound >= enough_ || searches_ + 2 > options_.most_searches) return result;
+      if (lowest.bound >= enough_ || searches_ + 2 > options_.most_searches || costs_.is_wide())
+        return result;
       auto parts = halves(lowest.range);
       if (parts.empty()) return result;
       leaves_.pop();

@@ -76,6 +76,11 @@ class ShardingCosts {
   int class_of_value(ValueId id) const { return value_classes_[static_cast<size_t>(id)]; }
   NodeSharding way(NodeId node, int number) const;
 
+  // Whether a search of this graph had more states than it may look at, so that those that follow keep few of
+  // them at once (search.h).
+  bool is_wide() const { return is_wide_; }
+  void set_wide() { is_wide_ = true; }
+
   // Of one step. kNever: some device would have nothing to do. Memory is in `memory_bytes`.
   Ticks node(NodeId node, int way, const MaybeShares& shares);
   // To bring a value from how it is made to another placement, once or in each micro-batch.
@@ -124,6 +129,7 @@ class ShardingCosts {
   Ticks held_ticks(double bytes, const Placement& placement, const Shares& shares) const;
   MaybeShares known_shares_;  // of the tables below
   bool known_ = false;
+  bool is_wide_ = false;
   std::map<std::pair<int, int>, Ticks> node_table_;
   std::map<std::tuple<int, PlacementId, PlacementId>, Ticks> conversion_table_;
   void forget(const MaybeShares& shares);

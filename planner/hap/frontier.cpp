@@ -1,13 +1,10 @@
 #include "planner/hap/frontier.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace het::planner::hap {
 namespace {
-
-constexpr Ticks kUnknown = std::numeric_limits<Ticks>::min();
 
 Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
   const ValueCosts& costs = *of.costs;
@@ -31,6 +28,127 @@ Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
       worst = std::max(worst, most(lies, lies));
   return worst;
 }
+
+// Which of many states cost at least as much as another one that also pays for their slots. Slot after slot
+// is replaced: what stands for states in between are the first slots of one that may be dominated and the
+// last slots of one that may dominate it, which are far fewer than pairs of states.
+class Dominance {
+ public:
+  explicit Dominance(const std::vector<Ticks>& costs)
+      : costs_(costs), reach_(costs.size(), 0), ranks_(costs.size()) {}
+
+  // A slot in which states differ.
+  void add(SlotColumn column, const SlotContext& context, Replacements& replacements) {
+    const size_t count = column.slots.size();
+    Level level;
+    for (const Slot& own : column.slots)
+      for (const Slot& other : column.slots)
+        level.more.push_back(std::max<Ticks>(replacements.cost(own, other, context), 0));
+    std::vector<int64_t> free(count, 0);
+    for (size_t i = 0; i < level.more.size(); ++i) free[i / count] += level.more[i] == 0 ? 1 : 0;
+    for (size_t i = 0; i < costs_.size(); ++i) reach_[i] += free[column.numbers[i]];
+    level.count = count;
+    level.numbers = std::move(column.numbers);
+    levels_.push_back(std::move(level));
+  }
+
+  // How many slots those of a state replace for nothing.
+  int64_t reach(size_t state) const { return reach_[state]; }
+
+  // `order`: of states that cost the same, and dominate each other, the first one stays.
+  std::vector<bool> run(const std::vector<size_t>& order) {
+    for (size_t i = 0; i < order.size(); ++i) ranks_[order[i]] = i;
+    std::stable_sort(levels_.begin(), levels_.end(),
+                     [](const Level& a, const Level& b) { return a.count < b.count; });
+    number_ends();
+    std::vector<size_t> states(costs_.size());
+    std::iota(states.begin(), states.end(), size_t{0});
+    std::sort(states.begin(), states.end(), [&](size_t a, size_t b) {
+      for (const Level& level : levels_)
+        if (level.numbers[a] != level.numbers[b]) return level.numbers[a] < level.numbers[b];
+      return a < b;
+    });
+    dominated_.assign(costs_.size(), false);
+    std::vector<Rival> rivals;
+    for (size_t i = 0; i < costs_.size(); ++i) rivals.push_back({ends_[i], costs_[i], ranks_[i]});
+    go(0, states.data(), states.data() + states.size(), rivals);
+    return std::move(dominated_);
+  }
+
+ private:
+  // The last slots of a state: that of a level, and the number of those after it.
+  struct End {
+    uint32_t slot;
+    size_t rest;
+  };
+  struct Level {
+    std::vector<Ticks> more;  // [own * count + other]
+    size_t count = 0;
+    std::vector<uint32_t> numbers;  // of slots, by state
+    std::vector<End> ends;
+    std::vector<size_t> best;  // by number of the slots after it: a rival and one more; 0: none
+  };
+  // The cheapest state with these last slots, when it has paid for the first ones.
+  struct Rival {
+    size_t end;
+    Ticks cost;
+    size_t rank;
+  };
+
+  void number_ends() {
+    ends_.assign(costs_.size(), 0);
+    size_t count = 1;
+    for (size_t l = levels_.size(); l-- > 0;) {
+      Level& level = levels_[l];
+      level.best.assign(count, 0);
+      std::unordered_map<size_t, size_t> known;
+      for (size_t i = 0; i < costs_.size(); ++i) {
+        const auto [entry, fresh] = known.emplace(ends_[i] * level.count + level.numbers[i], known.size());
+        if (fresh) level.ends.push_back({level.numbers[i], ends_[i]});
+        ends_[i] = entry->second;
+      }
+      count = known.size();
+    }
+  }
+
+  // Of states that are alike in the slots before this level.
+  void go(size_t l, const size_t* begin, const size_t* end, const std::vector<Rival>& rivals) {
+    if (l == levels_.size()) {
+      for (const size_t* i = begin; i != end; ++i) dominated_[*i] = rivals[0].rank != ranks_[*i];
+      return;
+    }
+    Level& level = levels_[l];
+    for (const size_t* next = begin; begin != end; begin = next) {
+      const uint32_t slot = level.numbers[*begin];
+      Ticks most = costs_[*begin];
+      for (; next != end && level.numbers[*next] == slot; ++next) most = std::max(most, costs_[*next]);
+      std::vector<Rival> paid;
+      for (const Rival& rival : rivals) {
+        const End& own = level.ends[rival.end];
+        const Ticks more = level.more[own.slot * level.count + slot];
+        if (more > most - rival.cost) continue;
+        size_t& at = level.best[own.rest];
+        const Rival made{own.rest, rival.cost + more, rival.rank};
+        if (at == 0) {
+          paid.push_back(made);
+          at = paid.size();
+        } else if (Rival& known = paid[at - 1];
+                   std::pair(made.cost, made.rank) < std::pair(known.cost, known.rank)) {
+          known = made;
+        }
+      }
+      for (const Rival& each : paid) level.best[each.end] = 0;
+      go(l + 1, begin, next, paid);
+    }
+  }
+
+  const std::vector<Ticks>& costs_;
+  std::vector<int64_t> reach_;  // by state
+  std::vector<size_t> ranks_;   // by state
+  std::vector<size_t> ends_;    // by state: the number of its slots from the first level on
+  std::vector<Level> levels_;
+  std::vector<bool> dominated_;
+};
 
 }  // namespace
 
@@ -86,44 +204,25 @@ void Frontier::add(const State& state, Ticks cost, Origin origin) {
 }
 
 Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most) {
+  Dominance dominance(costs_);
+  for (size_t slot = 0; slot < slots_; ++slot) {
+    SlotColumn column;
+    for (size_t i = 0; i < size(); ++i) column.add(state(i)[slot]);
+    if (column.slots.size() > 1) dominance.add(std::move(column), contexts[slot], replacements);
+  }
+  // Of states that cost the same, the one that can replace more others comes first, and dominates them.
   std::vector<size_t> order(size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     if (costs_[a] != costs_[b]) return costs_[a] < costs_[b];
+    if (dominance.reach(a) != dominance.reach(b)) return dominance.reach(a) > dominance.reach(b);
     return less(state(a), state(b));
   });
-  struct Compared {
-    size_t slot;
-    SlotColumn column;
-    std::vector<Ticks> replaced;  // [own * different ones + other]
-  };
-  std::vector<Compared> columns;
-  for (size_t slot = 0; slot < slots_; ++slot) {
-    SlotColumn column;
-    for (size_t i = 0; i < size(); ++i) column.add(state(i)[slot]);
-    const size_t count = column.slots.size();
-    if (count > 1) columns.push_back({slot, std::move(column), std::vector<Ticks>(count * count, kUnknown)});
-  }
-  const auto dominates = [&](size_t a, size_t b) {
-    const Ticks ahead = costs_[b] - costs_[a];
-    Ticks paid = 0;
-    for (Compared& each : columns) {
-      const SlotColumn& column = each.column;
-      const uint32_t own = column.numbers[a], other = column.numbers[b];
-      if (own == other) continue;
-      Ticks& more = each.replaced[own * column.slots.size() + other];
-      if (more == kUnknown)
-        more = replacements.cost(column.slots[own], column.slots[other], contexts[each.slot]);
-      if (more >= kNever) return false;
-      paid += std::max<Ticks>(more, 0);
-      if (paid > ahead) return false;
-    }
-    return true;
-  };
+  const std::vector<bool> dominated = dominance.run(order);
   Ticks dropped = kNever;
   std::vector<size_t> kept;
   for (const size_t i : order) {
-    if (std::any_of(kept.begin(), kept.end(), [&](size_t k) { return dominates(k, i); })) continue;
+    if (dominated[i]) continue;
     if (kept.size() == most) {
       dropped = costs_[i];
       break;

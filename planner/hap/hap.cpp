@@ -91,6 +91,8 @@ class Synthesis {
   }
   Ticks bound_of_best() const { return best_bound_; }
 
+  bool is_wide() const { return costs_.is_wide(); }
+
   Bound bound_for_all(Ticks known) {
     Bound bound = bound_of_all_shares(costs_, known);
     searches_ += bound.searches;
@@ -230,15 +232,22 @@ Answer synthesise(const Request& request) {
   };
   for (const Shares& start : starts_of(request)) start_from(start);
   // Where the bound is far, shares from where it is lowest may be better.
-  constexpr int kMostTurns = 3;
+  const int most_turns = synthesis.is_wide() ? 1 : 3;
   constexpr double kFar = 0.01;
-  for (int turn = 0; turn < kMostTurns; ++turn) {
+  for (int turn = 0; turn < most_turns; ++turn) {
     const Bound bound = synthesis.bound_for_all(answer.best.cost);
     answer.bound = std::max(answer.bound, std::min(bound.cost, answer.best.cost));
     const auto gap = static_cast<double>(answer.best.cost - answer.bound);
     if (gap <= kFar * static_cast<double>(answer.best.cost) ||
         !start_from(middle_shares(*request.group, bound.where)))
       break;
+  }
+  if (synthesis.is_wide() && answer.best.found()) {
+    SearchOptions proven;
+    proven.prove = true;
+    auto found = synthesis.run(answer.best.program.shares, proven);
+    answer.bound_for_shares = synthesis.bound_of_last();
+    if (found && found->cost < answer.best.cost) answer.best = *std::move(found);
   }
   answer.bound = std::min(answer.bound, answer.best.cost);
   if (answer.best.found()) answer.overlapping = overlapping(synthesis, request, answer.best);

@@ -2,21 +2,78 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <unordered_map>
 
 #include "core/ops/op.h"
+#include "planner/assignment/solve.h"
+#include "planner/hap/assignment.h"
 #include "planner/hap/units.h"
 
 namespace het::planner::hap {
 namespace {
 
+// State lies as what updates it needs it, or counts it once; other state as is cheapest for its readers.
+void place_state(const ShardingCosts& costs, const Groups& groups, const SearchOptions& options,
+                 SearchResult& result) {
+  const Graph& graph = costs.table().graph();
+  std::unordered_map<ValueId, Needs> read;
+  std::unordered_map<ValueId, PlacementId> made;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    if (node.op->any_placement) continue;
+    const NodeSharding way = costs.way(static_cast<NodeId>(n), result.ways[n]);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      if (id == kAbsent || !is_state(graph.values[static_cast<size_t>(id)])) continue;
+      if (groups.is_free(id) && graph.values[static_cast<size_t>(id)].role == Role::parameter) continue;
+      read[id][static_cast<size_t>(node.phase)] |= form(way.inputs[i]);
+      if (updates(node, i) || groups.is_free(id) || ((way.once >> i) & 1) != 0) made[id] = way.inputs[i];
+    }
+  }
+  for (const auto& [id, needs] : read) {
+    const auto known = made.find(id);
+    result.state[static_cast<size_t>(id)] =
+        known != made.end() ? known->second
+                            : cheapest_made(groups.of(id), options, needs, id).value_or(kReplicated);
+  }
+}
+
+// The same by branch and bound. Its cost may be too low where the problem has no exact view.
+SearchResult branch_and_bound(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
+  const Graph& graph = costs.table().graph();
+  const AssignmentView view = as_assignment(costs, shares, options);
+  assignment::SolveOptions limits;
+  limits.seconds = 5;  // of a deeper graph the bound is what is proven by then
+  const assignment::AssignmentResult found = assignment::solve(view.problem, limits);
+  SearchResult result;
+  result.state.assign(graph.values.size(), kReplicated);
+  result.ways.assign(graph.nodes.size(), 0);
+  if (found.has_bound)
+    result.bound = static_cast<Ticks>(std::clamp<assignment::WideCost>(found.bound, 0, kNever));
+  if (!found.feasible || found.cost >= assignment::kForbiddenCost) return result;
+  result.found = true;
+  result.cost = static_cast<Ticks>(found.cost);
+  result.ways = view.ways_of(found.choice, graph.nodes.size());
+  place_state(costs, make_groups(costs, shares, options), options, result);
+  return result;
+}
+
 // From unit to unit.
 class Search {
  public:
-  Search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options)
-      : costs_(costs), options_(options), units_(costs, shares, options), list_(units_.list()) {}
+  Search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options,
+         const JoinLimits& limits)
+      : costs_(costs),
+        options_(options),
+        most_made_(limits.most_states),
+        units_(costs, shares, options, limits),
+        list_(units_.list()) {}
 
-  SearchResult run() {
+  // nullopt: it made too many states.
+  std::optional<SearchResult> run() {
     result_.states = units_.states();
+    if (result_.states > most_made_) return std::nullopt;
     assign_slots();
     const size_t count = list_.size();
     std::vector<Ticks> to_come(count + 1, 0);  // the heuristic
@@ -42,6 +99,7 @@ class Search {
         continue;
       }
       Frontier next = expand(u, level);
+      if (result_.states > most_made_) return std::nullopt;
       const Ticks cheapest = next.reduce(contexts_after(u), units_.replacements(), options_.most_states);
       if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
       if (next.size() == 0) return finish(next, dropped);
@@ -188,7 +246,7 @@ class Search {
       decide(list_[u], static_cast<size_t>(origin.way));
       at = origin.state;
     }
-    place_state();
+    place_state(costs_, units_.groups(), options_, result_);
     return std::move(result_);
   }
 
@@ -204,31 +262,6 @@ class Search {
     }
   }
 
-  // State lies as what updates it needs it, or counts it once; other state as is cheapest for its readers.
-  void place_state() {
-    const Graph& graph = costs_.table().graph();
-    std::unordered_map<ValueId, Needs> read;
-    std::unordered_map<ValueId, PlacementId> made;
-    for (size_t n = 0; n < graph.nodes.size(); ++n) {
-      const Node& node = graph.nodes[n];
-      if (node.op->any_placement) continue;
-      const NodeSharding way = costs_.way(static_cast<NodeId>(n), result_.ways[n]);
-      for (size_t i = 0; i < node.inputs.size(); ++i) {
-        const ValueId id = node.inputs[i];
-        if (id == kAbsent || !units_.is_state_value(id)) continue;
-        read[id][static_cast<size_t>(node.phase)] |= form(way.inputs[i]);
-        if (updates(node, i) || units_.groups().is_free(id) || ((way.once >> i) & 1) != 0)
-          made[id] = way.inputs[i];
-      }
-    }
-    for (const auto& [id, needs] : read) {
-      const auto known = made.find(id);
-      result_.state[static_cast<size_t>(id)] =
-          known != made.end() ? known->second
-                              : cheapest_made(units_.costs_of(id), options_, needs, id).value_or(kReplicated);
-    }
-  }
-
   struct Outer {
     int slot;
     bool closed;  // no later unit uses it
@@ -238,6 +271,7 @@ class Search {
 
   ShardingCosts& costs_;
   const SearchOptions& options_;
+  const int64_t most_made_;
   Units units_;
   const std::vector<Unit>& list_;
   SearchResult result_;
@@ -252,7 +286,18 @@ class Search {
 }  // namespace
 
 SearchResult search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
-  return Search(costs, shares, options).run();
+  if (!costs.is_wide()) {
+    JoinLimits limits;
+    limits.most_states = options.most_made;
+    if (auto found = Search(costs, shares, options, limits).run()) return *std::move(found);
+    costs.set_wide();
+  }
+  if (options.prove || !shares) return branch_and_bound(costs, shares, options);
+  constexpr size_t kFewStates = 100;
+  SearchOptions few = options;
+  few.most_states = std::min(few.most_states, kFewStates);
+  SearchResult found = *Search(costs, shares, few, {20'000, 1000}).run();
+  return found.found ? std::move(found) : branch_and_bound(costs, shares, options);
 }
 
 ShardingHints hints_of(ShardingCosts& costs, const Shares& shares, const SearchResult& result) {

@@ -13,6 +13,12 @@
 // steps. Its heuristic, the least entry of each table to come, bounds what was dropped for want of room, and
 // ends a search that cannot beat a known program. Where layers repeat, states at the same place of two layers
 // become equal but for a constant; then the decisions of the layer before are those of all that follow.
+//
+// Where adapters stand beside layers, or two passes share parameters, values that are open at the same time
+// have so many states that none dominates all others: such a graph is wide. Then few states are kept, the
+// cheapest, and what is dropped lowers the bound. The optimum and its proof come from the problem as an
+// assignment problem (assignment.h), which takes longer the deeper the graph is: once for the shares that are
+// found, and for the bound over all shares.
 #pragma once
 
 #include <functional>
@@ -28,6 +34,10 @@ struct SearchOptions {
   // States kept after each group, and inside of one, the cheapest. What is dropped for this alone lowers the
   // bound.
   size_t most_states = 20000;
+  // States that are looked at before the graph counts as wide.
+  int64_t most_made = 3'000'000;
+  // Of a wide graph: find the optimum by branch and bound.
+  bool prove = false;
   // The cost of a known program: where the heuristic exceeds it, nothing is searched, and it is the bound.
   Ticks limit = kNever;
 };
@@ -43,6 +53,7 @@ struct SearchResult {
 };
 
 // `shares`: none gives the bound for all shares; its program has no meaning then.
+// Costs that are wide stay so.
 SearchResult search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options = {});
 
 // What search() found, as propagate() takes it.

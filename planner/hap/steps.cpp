@@ -36,20 +36,29 @@ class Maker {
   const Value& value(ValueId id) const { return graph_.values[static_cast<size_t>(id)]; }
   const Node& node(NodeId n) const { return graph_.nodes[static_cast<size_t>(n)]; }
 
-  // Values that cost nothing however they are needed: every rank has all of an input, and of what is only
-  // ever made whole.
+  // Values that cost nothing however they are needed: every rank has all of an input, of what is only ever
+  // made whole, and, where memory has no price, of parameters that are not trained.
   void find_free() {
     readers_.assign(graph_.values.size(), 0);
+    std::vector<bool> is_updated(graph_.values.size(), false);
     for (const Node& of : graph_.nodes)
-      for (const ValueId id : of.inputs)
-        if (id != kAbsent) ++readers_[static_cast<size_t>(id)];
+      for (size_t i = 0; i < of.inputs.size(); ++i) {
+        if (of.inputs[i] == kAbsent) continue;
+        ++readers_[static_cast<size_t>(of.inputs[i])];
+        if (updates(of, i)) is_updated[static_cast<size_t>(of.inputs[i])] = true;
+      }
+    const auto is_frozen = [&](ValueId id) {
+      return value(id).role == Role::parameter && !is_updated[static_cast<size_t>(id)] &&
+             !costs_.has_memory_prices() &&
+             (!options_.allows_state || options_.allows_state(id, kReplicated));
+    };
     free_.assign(graph_.values.size(), false);
     groups_.class_of.resize(graph_.values.size());
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       const ValueId id = static_cast<ValueId>(i);
       groups_.class_of[i] = costs_.class_of_value(id);
       const NodeId producer = value(id).producer;
-      free_[i] = value(id).role == Role::input || follows(id) ||
+      free_[i] = value(id).role == Role::input || follows(id) || is_frozen(id) ||
                  (producer >= 0 && (node(producer).op->any_placement || !may_be_cut(producer)));
     }
   }
@@ -154,6 +163,11 @@ class Maker {
         best = user;
         most = count;
       }
+    if (best < 0 && of.op->view) {  // it costs nothing: it belongs to what makes its operand
+      const NodeId producer = value(of.inputs[0]).producer;
+      if (producer >= 0 && node(producer).phase == Phase::backward && node(producer).layer == of.layer)
+        return anchors_[static_cast<size_t>(producer)];
+    }
     if (best < 0)
       if (const NodeId mirror = mirrored(of, before); mirror >= 0) return forward_anchors_.at(mirror);
     if (best >= 0) return std::min(before, forward_anchors_.at(best));

@@ -33,8 +33,9 @@ Ticks met(const std::vector<Meeting>& values, size_t i, size_t k, State& state) 
   return cost;
 }
 
-Units::Units(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options)
-    : costs_(costs), options_(options), groups_(make_groups(costs, shares, options)) {
+Units::Units(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options,
+             const JoinLimits& limits)
+    : costs_(costs), options_(options), limits_(limits), groups_(make_groups(costs, shares, options)) {
   find_users();
   make_units();
   join_units();
@@ -128,21 +129,22 @@ std::vector<ValueId> Units::outer_of_both(const Unit& a, const Unit& b) const {
 // The two units whose join shows least to others, of these with the fewest pairs of entries. A join that
 // leaves more entries than both had is not worth it.
 bool Units::join_best(std::vector<Unit>& own) {
-  constexpr size_t kMostPairs = 2'000'000, kFew = 5000;
   std::vector<std::tuple<size_t, size_t, size_t, size_t>> pairs;  // values left, pairs of entries, both units
   for (size_t a = 0; a < own.size(); ++a)
     for (size_t b = a + 1; b < own.size(); ++b) {
       if (!share(own[a], own[b]) || refused_.count({own[a].kind, own[b].kind}) != 0) continue;
       const size_t left = outer_of_both(own[a], own[b]).size();
       const size_t count = own[a].table->entries.size() * own[b].table->entries.size();
-      if (left <= std::max(own[a].outer.size(), own[b].outer.size()) && count <= kMostPairs)
+      if (left <= std::max(own[a].outer.size(), own[b].outer.size()) && count <= limits_.most_pairs)
         pairs.emplace_back(left, count, a, b);
     }
   std::sort(pairs.begin(), pairs.end());
   for (const auto& [left, count, a, b] : pairs) {
+    if (states_ > limits_.most_states) return false;
     const Unit joined = joined_of(own[a], own[b]);
     const size_t entries = joined.table->entries.size();
-    if (entries > std::max(kFew, own[a].table->entries.size() + own[b].table->entries.size())) {
+    if (entries >
+        std::max(limits_.most_entries, own[a].table->entries.size() + own[b].table->entries.size())) {
       refused_.insert({own[a].kind, own[b].kind});
       continue;
     }

@@ -2,6 +2,7 @@
 // long as they stay small.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -45,10 +46,18 @@ struct Meeting {
 // The costs of an entry of one and an entry of the other beside their own, and the state that they make.
 Ticks met(const std::vector<Meeting>& values, size_t i, size_t k, State& state);
 
+// How far units are joined.
+struct JoinLimits {
+  size_t most_pairs = 2'000'000;  // of entries, in one join
+  size_t most_entries = 5000;     // that a join leaves, unless both had more together
+  int64_t most_states = std::numeric_limits<int64_t>::max();  // that are looked at; then no more is joined
+};
+
 // All groups of a graph in units. Keeps costs and options by reference.
 class Units {
  public:
-  Units(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options);
+  Units(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options,
+        const JoinLimits& limits);
 
   const std::vector<Unit>& list() const { return units_; }  // by their first groups
   const Groups& groups() const { return groups_; }
@@ -85,6 +94,7 @@ class Units {
 
   const ShardingCosts& costs_;
   const SearchOptions& options_;
+  const JoinLimits limits_;
   const Groups groups_;
   Replacements replacements_;
   int64_t states_ = 0;

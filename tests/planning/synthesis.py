@@ -14,6 +14,18 @@ return het.cluster { bandwidth = "40 GB/s", latency = "1 us", all_reduce = "mesh
   het.node { name = "a", type = "slow" }, het.node { name = "b", type = "fast", devices = 2 } }
 '''
 
+# Before het.train: a function like nn.gpt for a model with adapters, its base, and a loss beside a reference.
+ADAPTED = '''local op, base = het.op, nil
+local function adapted(arguments)
+  base = nn.gpt(arguments)
+  return nn.lora { model = base, rank = 2 }
+end
+local function preference(logits, labels, scale, reference)
+  local reward = op.log_probability(logits, labels) - op.log_probability(reference, labels)
+  return op.reshape(op.reshape(op.sum(op.exp(reward * -1)), { shape = { 1 } }) * scale, { shape = {} })
+end
+'''
+
 
 class Synthesis(Case):
     def setUp(self):
@@ -84,15 +96,37 @@ class Synthesis(Case):
         self.assertIn('microbatch = 3 does not divide batch = 8', error)
         self.assertIn('--microbatch is for --policy=hap', self.refused('plan', 'small.lua', '--microbatch=4'))
 
-    def test_models_with_adapters_are_planned_without_sharding_programs(self):
+    def adapted(self, more):
+        """The small model with adapters, as adapted.lua; `more`: arguments of het.train."""
         recipe = (self.folder / 'small.lua').read_text()
-        (self.folder / 'adapted.lua').write_text(recipe.replace('nn.gpt {', 'nn.lora { rank = 2, model = nn.gpt {', 1).replace(
-            'heads = opt.heads },', 'heads = opt.heads } },', 1))
-        self.assertIn('hetrun: --policy=hap plans no models with adapters or a reference yet',
-                      self.refused('plan', 'adapted.lua', '--layers=1', '--cluster=fast.lua', '--policy=hap'))
-        answer = self.json_of('plan', 'adapted.lua', '--layers=1', '--cluster=fast.lua')
-        self.assertNotIn('programs', answer)
-        self.assertIn('het.plan {', answer['lua'])
+        recipe = recipe.replace('return het.train {', ADAPTED + 'return het.train {').replace('data = corpus,', more + ' data = corpus,')
+        (self.folder / 'adapted.lua').write_text(recipe.replace('model = nn.gpt {', 'model = adapted {'))
+
+    def check_of_adapted(self, layers):
+        """That the program for adapted.lua is planned, proven and trains as one device does."""
+        answer = self.json_of('plan', 'adapted.lua', f'--layers={layers}', '--cluster=fast.lua', '--policy=hap', '--check')
+        report = answer['report']
+        self.assertLessEqual(report['bound_seconds'], report['check']['checked_seconds'])
+        self.assertEqual(report['check']['bound_seconds'], report['check']['checked_seconds'])
+        alone = self.losses('adapted.lua', f'--layers={layers}')
+        text = (self.folder / 'adapted.lua').read_text()
+        (self.folder / 'adapted.lua').write_text(text.replace('or nil --[[PLAN]]', 'or ' + answer['lua']))
+        together = self.losses('adapted.lua', f'--layers={layers}', '--workers=3')
+        self.assertEqual(len(together), 3)
+        for one, other in zip(alone, together):
+            self.assertAlmostEqual(one, other, delta=1e-5)
+
+    def test_a_model_with_adapters(self):
+        self.adapted('')
+        self.check_of_adapted(3)
+
+    def test_a_model_with_adapters_and_a_reference_that_shares_its_weights(self):
+        self.adapted('reference = base, loss = preference,')
+        self.check_of_adapted(2)
+
+    def test_auto_tries_sharding_programs_of_a_model_with_adapters(self):
+        self.adapted('reference = base, loss = preference,')
+        self.assertIn('programs', self.json_of('plan', 'adapted.lua', '--layers=1', '--cluster=fast.lua'))
 
     def test_auto_takes_a_sharding_program_where_it_gains(self):
         (self.folder / 'slow.lua').write_text(FAST_LINKS.replace('40 GB/s', '5 MB/s').replace('1 us', '100 us'))

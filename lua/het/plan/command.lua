@@ -220,21 +220,10 @@ local function waits_for(under_way, go_on, result)
   end, under_way
 end
 
--- Whether a run has adapters or a reference: the search for sharding programs takes minutes then, as many more values
--- are open at once.
-local function has_adapters(run)
-  local found = run.arguments.reference ~= nil
-  run.arguments.model:walk(function(layer) found = found or layer.adapters ~= nil end)
-  return found
-end
-
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
 -- as they gain.
 -- Returns two functions, as planning.begin.
 local function begin_hap(run, cluster, given)
-  if has_adapters(run) then
-    errors.usage("--policy=hap plans no models with adapters or a reference yet; the other policies do")
-  end
   local batch = run.arguments.batch
   local microbatch = given.microbatch or batch
   if batch % microbatch ~= 0 then
@@ -260,8 +249,8 @@ end
 
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
 -- as plans for losses, needs no layer times of such programs.
-local function tries_programs(run, given)
-  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time" and not has_adapters(run)
+local function tries_programs(given)
+  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time"
     and not given.profile and not given.old and not given.fallbacks and not given.quick
     and not text.contains(given.without or {}, programs)
 end
@@ -338,7 +327,7 @@ function planning.begin(run, cluster, given)
   local function go_on()
     if not answer then
       answer = planned:wait()
-      planned = answer.feasible and tries_programs(run, given) and begin_programs(run, cluster, answer) or nil
+      planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer) or nil
     elseif not found then
       found = planned:wait()
       planned = found.cuts_state and begin_programs(run, cluster, answer, true) or nil

@@ -14,10 +14,12 @@ namespace het::testing {
 
 // The update of all parameters by AdamW, clipped, from the gradients of `loss`. Inputs "lr" and "step";
 // output "norm".
-inline void train_by_adamw(GraphBuilder& b, ValueId loss, double eps) {
+// `trained`: which parameters; none: all.
+inline void train_by_adamw(GraphBuilder& b, ValueId loss, double eps,
+                           const std::vector<ValueId>& trained = {}) {
   Graph& graph = b.graph();
   const DType real = graph.type(loss).dtype;
-  const auto gradients = differentiate(graph, loss);
+  const auto gradients = differentiate(graph, loss, trained);
   b.set_phase(Phase::update);
   b.set_layer(-1);
   const ValueId lr = b.input("lr", {real, {}}, true), step = b.input("step", {DType::i64, {}}, true);

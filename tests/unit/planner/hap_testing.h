@@ -54,14 +54,20 @@ class Draw {
   uint64_t next_ = 0;
 };
 
-// An embedding, some operators, and a classifier; trained by AdamW.
-inline Graph random_model(uint64_t seed, int operators) {
+// An embedding, some operators, and a classifier; trained by AdamW. `adapted`: some parameters are used more
+// than once, and some are not trained.
+inline Graph random_model(uint64_t seed, int operators, bool adapted = false) {
   Draw draw(seed);
   Graph graph;
   GraphBuilder b(graph);
+  std::vector<ValueId> weights, trained;
   const auto weight = [&](Shape shape, double scale = 0.3) {
-    return b.parameter(fmt::format("w{}", graph.values.size()), {DType::f64, std::move(shape)},
-                       {Initial::Kind::normal, scale});
+    for (const ValueId known : weights)
+      if (adapted && graph.type(known).shape == shape && draw.below(2) == 0) return known;
+    weights.push_back(b.parameter(fmt::format("w{}", graph.values.size()), {DType::f64, std::move(shape)},
+                                  {Initial::Kind::normal, scale}));
+    if (!adapted || draw.below(2) == 0) trained.push_back(weights.back());
+    return weights.back();
   };
   const ValueId tokens = b.input("tokens", {DType::i32, {kSamples, kContext}});
   const ValueId labels = b.input("labels", {DType::i32, {kSamples, kContext}});
@@ -101,7 +107,8 @@ inline Graph random_model(uint64_t seed, int operators) {
   const ValueId last = made.back();
   b.output("loss", b.call("linear_cross_entropy",
                           {last, weight({kVocabulary, width(last)}), kAbsent, labels, scale}));
-  train_by_adamw(b, graph.outputs[0].value, 1e-4);
+  if (trained.empty()) trained.push_back(weights.back());
+  train_by_adamw(b, graph.outputs[0].value, 1e-4, trained);
   return graph;
 }
 
