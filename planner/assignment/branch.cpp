@@ -32,7 +32,8 @@ class Walk {
       while (level.next < level.order.size()) {
         const int s = level.order[level.next++];
         const double lower = level.bound + level.values[static_cast<size_t>(s)] - level.least;
-        if (is_blocked(level.values[static_cast<size_t>(s)]) || lower > best_ - branching_.least_gain) {
+        if (is_blocked(level.values[static_cast<size_t>(s)]) ||
+            lower > best_ - branching_.wanted_gain(best_)) {
           level.next = level.order.size();
           break;
         }

@@ -2,6 +2,8 @@
 // strategies add to the lower bound, and no row may be exceeded.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -19,11 +21,14 @@ struct Branching {
   double bound = 0;                                  // of the elimination's run, in units of the best cost
   double best = 0;                                   // only choices that cost less by `least_gain` are wanted
   double least_gain = 0;
+  double gap = 0;  // of the best cost: a gain that is smaller is not wanted either
   int64_t most_nodes = 0;
+
+  double wanted_gain(double cost) const { return std::max(least_gain, gap * std::abs(cost)); }
 };
 
 // Calls offer(choice) with choices that fit and may cost less; it returns the best cost now. True: no choice
-// costs less than the best by least_gain, proven; false: most_nodes or the clock ended it.
+// costs less than the best by wanted_gain(), proven; false: most_nodes or the clock ended it.
 bool branch_and_bound(Branching branching, const Clock& clock,
                       const std::function<double(const std::vector<int>& choice)>& offer);
 

@@ -1,36 +1,57 @@
-// When the solver has to stop: at a point in time, or when it is asked to.
+// When the solver has to stop: after a time, after so much work, or when it is asked to.
 #pragma once
 
-#include <chrono>
+#include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
+
+#include "core/base/elapsed.h"
 
 namespace het::planner::assignment {
 
 class Clock {
  public:
-  using Time = std::chrono::steady_clock::time_point;
-  Clock(Time end, std::function<bool()> interrupted) : end_(end), interrupted_(std::move(interrupted)) {}
+  // Ends `seconds` from now.
+  Clock(double seconds, std::function<bool()> interrupted)
+      : end_(steady_seconds() + seconds), interrupted_(std::move(interrupted)) {}
+
+  // Ends when it was asked so often, each of which counts as a short time: at the same place on every
+  // machine, however fast it is.
+  static Clock of_steps(int64_t steps, std::function<bool()> interrupted) {
+    Clock clock(0, std::move(interrupted));
+    clock.steps_ = std::make_shared<int64_t>(0);
+    clock.end_ = static_cast<double>(steps) * kStepSeconds;
+    return clock;
+  }
 
   // `whole`, and when `also` says so.
-  Clock(const Clock& whole, std::function<bool()> also)
-      : end_(whole.end_), interrupted_([earlier = whole.interrupted_, also = std::move(also)] {
-          return (earlier && earlier()) || also();
-        }) {}
-
-  bool passed() const { return std::chrono::steady_clock::now() >= end_ || (interrupted_ && interrupted_()); }
-  double seconds_left() const {
-    return std::chrono::duration<double>(end_ - std::chrono::steady_clock::now()).count();
+  Clock(const Clock& whole, std::function<bool()> also) : Clock(whole) {
+    interrupted_ = [earlier = whole.interrupted_, also = std::move(also)] {
+      return (earlier && earlier()) || also();
+    };
   }
+
+  bool passed() const {
+    if (steps_) ++*steps_;
+    return now() >= end_ || (interrupted_ && interrupted_());
+  }
+  double now() const { return steps_ ? static_cast<double>(*steps_) * kStepSeconds : steady_seconds(); }
+  double seconds_left() const { return end_ - now(); }
   // One that ends earlier: after `seconds` from now.
   Clock within(double seconds) const {
-    const auto span = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-        std::chrono::duration<double>(seconds));
-    return {std::min(end_, std::chrono::steady_clock::now() + span), interrupted_};
+    Clock clock(*this);
+    clock.end_ = std::min(end_, now() + seconds);
+    return clock;
   }
 
  private:
-  Time end_;
+  static constexpr double kStepSeconds = 1e-4;  // about, on a processor of 2024
+
+  double end_;
   std::function<bool()> interrupted_;
+  std::shared_ptr<int64_t> steps_;  // null: it goes by time
 };
 
 }  // namespace het::planner::assignment

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "planner/assignment/branch.h"
 
@@ -516,7 +517,7 @@ void Search::run(const Clock& clock, double target, double patience) {
   int without = 0;
   size_t sizes = 1;
   while (sizes < kSizes.size() && kSizes[sizes - 1] < network_.variables.size()) ++sizes;
-  double last_gain = clock.seconds_left();
+  double last_gain = clock.seconds_left(), begun = clock.now();
   while (!clock.passed() && !(best_ && best_cost_ <= target) &&
          last_gain - clock.seconds_left() <= patience) {
     // Each size gets time by what it gained lately, and a little in any case.
@@ -531,9 +532,8 @@ void Search::run(const Clock& clock, double target, double patience) {
       size = i;
     }
     const double before = cost_ + penalty_ * excess_;
-    const auto begun = std::chrono::steady_clock::now();
     const bool better = move(std::min(kSizes[size], network_.variables.size()), clock);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    const double ended = clock.now(), seconds = ended - std::exchange(begun, ended);
     const double gain = before - cost_ - penalty_ * excess_;
     // What is long ago counts less, in seconds of this size.
     constexpr double kForget = 0.3;

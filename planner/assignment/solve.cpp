@@ -96,17 +96,20 @@ class Solving {
       return search.best_cost();
     };
     constexpr double kWhole = 0.999;  // costs are whole numbers
+    const auto near = [&] {
+      return search.found() ? std::max(kWhole, options_.gap * std::abs(search.best_cost())) : kWhole;
+    };
     const auto bound = [&] { return fine ? std::max(fine->bound(), coarse.bound()) : coarse.bound(); };
     const auto proven = [&] {
-      return is_blocked(bound()) || (search.found() && bound() > search.best_cost() - kWhole);
+      return is_blocked(bound()) || (search.found() && bound() > search.best_cost() - near());
     };
     std::vector<int> choice;
     bool exhausted = false;
     const auto walk = [&](Dual& dual, int64_t most_nodes, const Clock& walking) {
       double lower = 0;
       if (!dual.solve_at_best(walking, choice, lower)) return false;
-      Branching branching{&dual.elimination(), {},     network.capacity, choice, lower,
-                          search.best_cost(),  kWhole, most_nodes};
+      Branching branching{&dual.elimination(), {},     network.capacity, choice,    lower,
+                          search.best_cost(),  kWhole, options_.gap,     most_nodes};
       for (const NetworkVariable& variable : network.variables) branching.items.push_back(&variable.items);
       return branch_and_bound(std::move(branching), walking, [&](const std::vector<int>& better) {
         search.offer(better);
@@ -153,7 +156,7 @@ class Solving {
       // turn.
       constexpr double kPatienceShare = 0.03, kRepairShare = 0.03;
       for (int start = 1; !clock.passed() && !proven(); ++start) {
-        search.run(part, bound() + kWhole, kPatienceShare * all);
+        search.run(part, bound() + near(), kPatienceShare * all);
         if (part.passed() || proven()) break;
         if (start % 3 == 0 && search.found()) {
           search.start(search.best());
@@ -168,7 +171,10 @@ class Solving {
     outcome.proven = exhausted || proven();
     if (search.found()) {
       outcome.choice = search.best();
-      if (exhausted) outcome.bound = search.best_cost();
+      // No choice costs less by near(): none does at all where that is below the least difference.
+      if (outcome.proven)
+        outcome.bound =
+            near() < 1 ? search.best_cost() : std::max(outcome.bound, search.best_cost() - near());
     } else if (exhausted) {
       outcome.bound = std::numeric_limits<double>::infinity();
     }
@@ -240,9 +246,8 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
     result.why_not = *why;
     return result;
   }
-  const auto span = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-      std::chrono::duration<double>(options.seconds));
-  const Clock clock(std::chrono::steady_clock::now() + span, options.stop);
+  const Clock clock =
+      options.steps > 0 ? Clock::of_steps(options.steps, options.stop) : Clock(options.seconds, options.stop);
   Solving solving(problem, options, clock, result);
   const bool forbidden = has_forbidden(problem);
   // The search without forbidden costs gets most of the time, and goes on to its end once it has found
@@ -277,14 +282,15 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
     if (result.feasible) result.bound = std::min(result.bound, result.cost);
   }
   if (result.feasible) {
-    result.optimal = outcome.proven && result.has_bound;
+    result.optimal = outcome.proven && result.has_bound && (options.gap == 0 || result.bound == result.cost);
     if (result.optimal) result.bound = result.cost;
   } else {
     result.optimal = outcome.proven;
-    result.why_not =
-        outcome.proven
-            ? "no choice keeps to the usage limit: proven"
-            : fmt::format("none was found within {} s; whether there is one is not known", options.seconds);
+    result.why_not = outcome.proven
+                         ? "no choice keeps to the usage limit: proven"
+                         : fmt::format("none was found within {}; whether there is one is not known",
+                                       options.steps > 0 ? fmt::format("{} steps", options.steps)
+                                                         : fmt::format("{} s", options.seconds));
   }
   return result;
 }

@@ -7,6 +7,7 @@
 // its time.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -17,6 +18,8 @@ namespace het::planner::assignment {
 
 struct SolveOptions {
   double seconds = 60;
+  int64_t steps = 0;  // above 0: instead of seconds, so that every machine finds the same (clock.h)
+  double gap = 0;     // of the cost: a choice that is proven to be so near the optimum ends the search
   uint64_t seed = 1;
   std::function<bool()> stop;                   // asked often, by the same thread; true ends the search
   std::function<void(WideCost cost)> improved;  // a better choice was found

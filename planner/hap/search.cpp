@@ -39,12 +39,14 @@ void place_state(const ShardingCosts& costs, const Groups& groups, const SearchO
   }
 }
 
-// The same by branch and bound. Its cost may be too low where the problem has no exact view.
+// The same by branch and bound, to one in a million. Its cost may be too low where the problem has no exact
+// view.
 SearchResult branch_and_bound(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
   const Graph& graph = costs.table().graph();
   const AssignmentView view = as_assignment(costs, shares, options);
   assignment::SolveOptions limits;
-  limits.seconds = 5;  // of a deeper graph the bound is what is proven by then
+  limits.steps = 5000;  // not by the clock: every rank finds the same program
+  limits.gap = 1e-6;
   const assignment::AssignmentResult found = assignment::solve(view.problem, limits);
   SearchResult result;
   result.state.assign(graph.values.size(), kReplicated);

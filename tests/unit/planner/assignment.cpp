@@ -1,9 +1,11 @@
 // The solver of assignment problems against brute force, its reader, and what it refuses.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <limits>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "core/base/error.h"
 #include "planner/assignment/dual.h"
@@ -242,7 +244,7 @@ TEST_CASE("presolve keeps the optimum: the best choice of what is left is the be
     AssignmentProblem problem = random_problem(random, 7, false);
     const std::optional<WideCost> best = brute_force(problem);
     INFO("seed " << seed);
-    const Clock clock(std::chrono::steady_clock::now() + std::chrono::hours(1), {});
+    const Clock clock(3600, {});
     const Reduction reduction(build_network(problem, Forbidden::count), clock);
     REQUIRE(reduction.infeasible() == !best.has_value());
     if (!best) continue;
@@ -282,7 +284,7 @@ TEST_CASE("reparametrisation raises the sum of least costs and changes no choice
   }
   size_t strategies = 0;
   for (const NetworkVariable& variable : network.variables) strategies += variable.cost.size();
-  const Clock clock(std::chrono::steady_clock::now() + std::chrono::hours(1), {});
+  const Clock clock(3600, {});
   const double start = reparametrise(network, std::vector<double>(strategies, 0.0), 0, clock);
   const double after = reparametrise(network, std::vector<double>(strategies, 0.0), 30, clock);
   CHECK(after > start);
@@ -303,7 +305,7 @@ TEST_CASE(
     unary.insert(unary.end(), variable.cost.begin(), variable.cost.end());
   }
   for (const PairCost& pair : network.pairs) model.pairs.push_back({pair.a, pair.b, pair.cost.data()});
-  const Clock clock(std::chrono::steady_clock::now() + std::chrono::hours(1), {});
+  const Clock clock(3600, {});
   Random random(1);
   std::vector<int> choice(network.variables.size(), 0);
   double least = 0;
@@ -364,13 +366,12 @@ TEST_CASE("local search leaves choices that do not fit, and comes near the optim
     CHECK_FALSE(search.offer(cheapest));
     CHECK_FALSE(search.found());
     search.start(cheapest);
-    const Clock clock(std::chrono::steady_clock::now() + std::chrono::hours(1), {});
+    const Clock clock(3600, {});
     REQUIRE(search.repair(clock));
     REQUIRE(search.found());
     CHECK(fits(network, usage_of(network, search.best())));
     int asked = 0;
-    const Clock some(std::chrono::steady_clock::now() + std::chrono::hours(1),
-                     [&] { return ++asked > 20'000; });
+    const Clock some(3600, [&] { return ++asked > 20'000; });
     search.run(some, optimum, 1e9);
     INFO("seed " << seed << ", optimum " << optimum << ", found " << search.best_cost());
     CHECK(fits(network, usage_of(network, search.best())));
@@ -378,6 +379,47 @@ TEST_CASE("local search leaves choices that do not fit, and comes near the optim
     CHECK(search.best_cost() >= optimum);
     CHECK(search.best_cost() <= 1.03 * optimum);
   }
+}
+
+TEST_CASE("a solver that is limited by steps finds the same on slow machines") {
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    const AssignmentProblem problem = chain(150, seed);
+    SolveOptions options;
+    options.steps = 400;
+    const AssignmentResult found = solve(problem, options);
+    int64_t asked = 0;
+    options.stop = [&] {
+      if (++asked % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+      return false;
+    };
+    const AssignmentResult slow = solve(problem, options);
+    INFO("seed " << seed);
+    CHECK(asked > 50);
+    CHECK(slow.choice == found.choice);
+    CHECK(slow.bound == found.bound);
+    CHECK(slow.moves == found.moves);
+    CHECK(slow.optimal == found.optimal);
+  }
+}
+
+TEST_CASE("a choice as near the optimum as was asked for ends the search") {
+  int found = 0;
+  for (uint32_t seed = 1; seed <= 100; ++seed) {
+    std::mt19937 random(seed);
+    const AssignmentProblem problem = random_problem(random, 8, false);
+    const std::optional<WideCost> best = brute_force(problem);
+    SolveOptions options;
+    options.gap = 0.2;
+    const AssignmentResult near = solve(problem, options);
+    INFO("seed " << seed);
+    REQUIRE(near.feasible == best.has_value());
+    if (!best || *best >= kForbiddenCost) continue;
+    CHECK(near.bound <= *best);
+    CHECK(near.cost >= *best);
+    CHECK(near.gap() <= 0.2);
+    ++found;
+  }
+  CHECK(found > 50);
 }
 
 TEST_CASE("costs of 10^18 are avoided where they can be, and counted where they cannot") {
