@@ -81,7 +81,7 @@ class Fitter {
     next.plan = to_plan(request_, next.made.program);
     const auto [entry, fresh] = known_.emplace(to_lua(next.plan), ProgramsTime());
     if (fresh) {
-      entry->second = simulate_plan(*request_.table, next.plan, *request_.group);
+      entry->second = simulate_plan(*request_.table, next.plan, *request_.group, true);
       price_where_short(entry->second);
     }
     next.time = entry->second;

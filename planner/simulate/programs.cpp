@@ -1,6 +1,7 @@
 #include "planner/simulate/programs.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -366,7 +367,7 @@ ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
 namespace {
 
 ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Plan& plan,
-                      const hap::DeviceGroup& group, bool with_events) {
+                      const hap::DeviceGroup& group, bool with_events, bool only_fitting) {
   std::map<std::string, int> numbers;
   for (int d = 0; d < group.size(); ++d) numbers[group.devices()[static_cast<size_t>(d)].name] = d;
   std::vector<int> places;  // in the group, by rank
@@ -378,6 +379,17 @@ ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Pla
     devices.push_back(group.devices()[static_cast<size_t>(found->second)]);
   }
   const RankPrograms all = programs_of(graph, plan, table);
+  ProgramsTime unfit;
+  unfit.seconds = std::numeric_limits<double>::infinity();
+  unfit.ranks.resize(devices.size());
+  const auto add_memory = [&](ProgramsTime& time) {
+    for (size_t r = 0; r < devices.size(); ++r) {
+      time.ranks[r].memory_bytes = static_cast<double>(memory_of(*all.programs[r]).total());
+      time.ranks[r].limit_bytes = devices[r].memory_bytes;
+    }
+  };
+  add_memory(unfit);
+  if (only_fitting && !unfit.fits()) return unfit;
   const WireTimeOf wire_time = [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
     std::vector<int> members;
     for (const int rank : ranks) members.push_back(places[static_cast<size_t>(rank)]);
@@ -385,10 +397,7 @@ ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Pla
   };
   ProgramsTime time =
       ProgramsSimulation(all.programs, all.groups, devices, wire_time, with_events, !group.is_mesh()).run();
-  for (size_t r = 0; r < devices.size(); ++r) {
-    time.ranks[r].memory_bytes = static_cast<double>(memory_of(*all.programs[r]).total());
-    time.ranks[r].limit_bytes = devices[r].memory_bytes;
-  }
+  add_memory(time);
   return time;
 }
 
@@ -396,11 +405,12 @@ ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Pla
 
 ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
                            bool with_events) {
-  return simulate(graph, nullptr, plan, group, with_events);
+  return simulate(graph, nullptr, plan, group, with_events, false);
 }
 
-ProgramsTime simulate_plan(const PlacementTable& table, const Plan& plan, const hap::DeviceGroup& group) {
-  return simulate(table.graph(), &table, plan, group, false);
+ProgramsTime simulate_plan(const PlacementTable& table, const Plan& plan, const hap::DeviceGroup& group,
+                           bool only_fitting) {
+  return simulate(table.graph(), &table, plan, group, false, only_fitting);
 }
 
 }  // namespace het::planner

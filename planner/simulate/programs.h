@@ -65,7 +65,9 @@ ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
 // for a plan that cannot be run, or that names a device which the group has not.
 ProgramsTime simulate_plan(const Graph& graph, const Plan& plan, const hap::DeviceGroup& group,
                            bool with_events = false);
-// The same of a table's graph, whose table is not made once more.
-ProgramsTime simulate_plan(const PlacementTable& table, const Plan& plan, const hap::DeviceGroup& group);
+// The same of a table's graph, whose table is not made once more. `only_fitting`: of a plan that does not fit
+// only the memory is found, and `seconds` is infinite.
+ProgramsTime simulate_plan(const PlacementTable& table, const Plan& plan, const hap::DeviceGroup& group,
+                           bool only_fitting = false);
 
 }  // namespace het::planner
