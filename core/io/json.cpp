@@ -96,7 +96,7 @@ Json parse_json(std::string_view text, std::string_view what, int depth) {
 }
 
 std::string dump(const Json& json, bool lines) {
-  // Never a width from outside: nlohmann reads past its spaces where one level indents by more than 512.
+  // nlohmann reads out of bounds where a level indents by more than 512 spaces, so callers give no width.
   const std::string text = json.dump(lines ? 2 : -1, ' ', false, Json::error_handler_t::replace);
   // nlohmann writes DEL and the control characters of Latin-1 as they are; JSON is printed on terminals too.
   std::string shown;

@@ -45,6 +45,7 @@ Json parse_json(std::string_view text, std::string_view what, int depth = kJsonD
 // On one line, or each member on its line, indented by two spaces a level. A NaN or infinity is written as
 // null, for JSON has no other; bytes that are not UTF-8 as U+FFFD; control characters as \u and their number.
 std::string dump(const Json& json, bool lines = false);
+std::string dump(const Json& json, int) = delete;  // no width
 
 Json read_json(const Path& path);
 void write_json(const Path& path, const Json& json);  // indented, replaced atomically

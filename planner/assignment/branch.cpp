@@ -33,7 +33,7 @@ class Walk {
         const int s = level.order[level.next++];
         const double lower = level.bound + level.values[static_cast<size_t>(s)] - level.least;
         if (is_blocked(level.values[static_cast<size_t>(s)]) ||
-            lower > best_ - branching_.wanted_gain(best_)) {
+            lower > best_ - wanted_gain(best_, branching_.least_gain, branching_.gap)) {
           level.next = level.order.size();
           break;
         }

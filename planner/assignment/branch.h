@@ -2,8 +2,6 @@
 // strategies add to the lower bound, and no row may be exceeded.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -21,14 +19,12 @@ struct Branching {
   double bound = 0;                                  // of the elimination's run, in units of the best cost
   double best = 0;                                   // only choices that cost less by `least_gain` are wanted
   double least_gain = 0;
-  double gap = 0;  // of the best cost: a gain that is smaller is not wanted either
+  double gap = 0;  // relative to the best cost: smaller gains are ignored
   int64_t most_nodes = 0;
-
-  double wanted_gain(double cost) const { return std::max(least_gain, gap * std::abs(cost)); }
 };
 
 // Calls offer(choice) with choices that fit and may cost less; it returns the best cost now. True: no choice
-// costs less than the best by wanted_gain(), proven; false: most_nodes or the clock ended it.
+// costs less than the best by the wanted gain, proven; false: most_nodes or the clock ended it.
 bool branch_and_bound(Branching branching, const Clock& clock,
                       const std::function<double(const std::vector<int>& choice)>& offer);
 

@@ -17,8 +17,8 @@ class Clock {
   Clock(double seconds, std::function<bool()> interrupted)
       : end_(steady_seconds() + seconds), interrupted_(std::move(interrupted)) {}
 
-  // Ends when it was asked so often, each of which counts as a short time: at the same place on every
-  // machine, however fast it is.
+  // Ends after `steps` calls of passed(): at the same place however fast the machine is. A call counts as
+  // 0.1 ms. Copies share the count.
   static Clock of_steps(int64_t steps, std::function<bool()> interrupted) {
     Clock clock(0, std::move(interrupted));
     clock.steps_ = std::make_shared<int64_t>(0);
@@ -47,7 +47,7 @@ class Clock {
   }
 
  private:
-  static constexpr double kStepSeconds = 1e-4;  // about, on a processor of 2024
+  static constexpr double kStepSeconds = 1e-4;
 
   double end_;
   std::function<bool()> interrupted_;

@@ -242,7 +242,7 @@ bool Dual::solve_nearby(Random& random, const Clock& clock, std::vector<int>& ch
   return true;
 }
 
-void Dual::run(const Clock& clock, const Offer& offer) {
+void Dual::run(const Clock& clock, const Offer& offer, double gap) {
   const size_t rows = prices_.size();
   std::vector<double> direction(rows, 0.0), gradient(rows);
   std::vector<int> choice;
@@ -278,7 +278,7 @@ void Dual::run(const Clock& clock, const Offer& offer) {
       best_prices_ = prices_;
     }
     constexpr double kProven = 0.999;  // costs are whole numbers
-    if (known && bound_ > best_known - kProven) return;
+    if (known && bound_ >= best_known - wanted_gain(best_known, kProven, gap)) return;
     if (rows == 0) {
       if (elimination_.exact()) return;
       const double before = bound_;

@@ -30,7 +30,7 @@ class Dual {
   // What a minimiser at the current prices is given to; it returns the best cost known (kBlocked: none).
   using Offer = std::function<double(const std::vector<int>& choice, bool fits)>;
   // Raise the bound until the clock has run out or nothing is gained.
-  void run(const Clock& clock, const Offer& offer);
+  void run(const Clock& clock, const Offer& offer, double gap = 0);
 
   double bound() const { return bound_; }  // proven; includes the network's constant
   const std::vector<double>& prices() const { return best_prices_; }

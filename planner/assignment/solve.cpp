@@ -96,12 +96,10 @@ class Solving {
       return search.best_cost();
     };
     constexpr double kWhole = 0.999;  // costs are whole numbers
-    const auto near = [&] {
-      return search.found() ? std::max(kWhole, options_.gap * std::abs(search.best_cost())) : kWhole;
-    };
+    const auto near = [&] { return wanted_gain(search.best_cost(), kWhole, options_.gap); };
     const auto bound = [&] { return fine ? std::max(fine->bound(), coarse.bound()) : coarse.bound(); };
     const auto proven = [&] {
-      return is_blocked(bound()) || (search.found() && bound() > search.best_cost() - near());
+      return is_blocked(bound()) || (search.found() && bound() >= search.best_cost() - near());
     };
     std::vector<int> choice;
     bool exhausted = false;
@@ -122,7 +120,7 @@ class Solving {
     for (int phase = 0; phase < 4 && !clock.passed() && !exhausted && !proven(); ++phase) {
       const Clock part = clock.within(phase == 3 ? clock.seconds_left() : kShares[phase] * all);
       if (phase % 2 == 0) {
-        coarse.run(part, offer);
+        coarse.run(part, offer, options_.gap);
         search.set_prices(coarse.prices());
         if (proven() || clock.passed()) break;
         constexpr double kFineShare = 0.04, kWalkShare = 0.02;
@@ -131,7 +129,7 @@ class Solving {
           if (!fine) fine.emplace(network, random, kLargeTables, clock);
           fine->set_prices(coarse.prices());
           fine->tighten(5, refining);
-          fine->run(refining, offer);
+          fine->run(refining, offer, options_.gap);
         }
         constexpr int64_t kMostNodes = 3'000'000;
         if (!proven()) exhausted = walk(fine ? *fine : coarse, kMostNodes, clock.within(kWalkShare * all));
@@ -240,6 +238,7 @@ double magnitude(const AssignmentProblem& problem) {
 AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& options) {
   const std::vector<std::string> mistakes = problem.validate();
   if (!mistakes.empty()) fail_usage("{}", fmt::join(mistakes, "\n"));
+  HET_REQUIRE(options.gap >= 0 && options.gap < 1, options.gap);
   AssignmentResult result;
   if (const std::optional<std::string> why = obviously_infeasible(problem)) {
     result.optimal = true;

@@ -1,10 +1,11 @@
-// The solver of assignment problems: a choice, what it costs, and a proven lower bound, within a time limit.
+// The solver of assignment problems: a choice, what it costs, and a proven lower bound, within a limit of time
+// or of steps.
 //
 //   presolve ─▶ dual (prices of rows, bound) ─▶ branch and bound ─▶ local search in large neighbourhoods
 //
 // Small problems, and large ones without tight usage whose graph is nearly a tree, are solved to the proven
 // optimum; the solver then returns early, and the result does not depend on the machine. Else it uses all of
-// its time.
+// its time or steps, or ends at the gap that was asked for.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ namespace het::planner::assignment {
 
 struct SolveOptions {
   double seconds = 60;
-  int64_t steps = 0;  // above 0: instead of seconds, so that every machine finds the same (clock.h)
-  double gap = 0;     // of the cost: a choice that is proven to be so near the optimum ends the search
+  int64_t steps = 0;  // above 0: instead of seconds, so that the result does not depend on speed (clock.h)
+  double gap = 0;     // relative to the cost, below 1: a choice that is proven to be so near ends the search
   uint64_t seed = 1;
   std::function<bool()> stop;                   // asked often, by the same thread; true ends the search
   std::function<void(WideCost cost)> improved;  // a better choice was found

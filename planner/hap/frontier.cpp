@@ -29,9 +29,9 @@ Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
   return worst;
 }
 
-// Which of many states cost at least as much as another one that also pays for their slots. Slot after slot
-// is replaced: what stands for states in between are the first slots of one that may be dominated and the
-// last slots of one that may dominate it, which are far fewer than pairs of states.
+// Which of many states cost at least as much as another one that also pays for their slots. Compares them slot
+// by slot: after slot k, rivals that agree in the slots after k are one, the cheapest. So the work is far below
+// all pairs.
 class Dominance {
  public:
   explicit Dominance(const std::vector<Ticks>& costs)
@@ -52,7 +52,7 @@ class Dominance {
     levels_.push_back(std::move(level));
   }
 
-  // How many slots those of a state replace for nothing.
+  // How many other slots the slots of a state replace without cost.
   int64_t reach(size_t state) const { return reach_[state]; }
 
   // `order`: of states that cost the same, and dominate each other, the first one stays.

@@ -52,12 +52,15 @@ class Synthesis {
   // nullopt: no program, or none that can be run.
   std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
     ++searches_;
-    const SearchResult found = search(costs_, shares, limited(options));
-    if (!found.found) return std::nullopt;
-    bound_ = found.bound;
-    return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
+    return made_of(search(costs_, shares, limited(options)), shares);
   }
-  Ticks bound_of_last() const { return bound_; }
+  // The same by branch and bound; where it finds nothing, too, `bound` is proven.
+  std::optional<Synthesised> prove(const Shares& shares, Ticks& bound) {
+    ++searches_;
+    const SearchResult found = search_assignment(costs_, shares, limited({}));
+    bound = found.bound;
+    return made_of(found, shares);
+  }
 
   Synthesised of(ShardingProgram program) { return synthesised(costs_, std::move(program)); }
 
@@ -103,12 +106,19 @@ class Synthesis {
   // What both the request and this search allow.
   SearchOptions limited(SearchOptions options) const {
     options.most_states = std::min(options.most_states, request_.options.most_states);
+    options.most_looked_at = std::min(options.most_looked_at, request_.options.most_looked_at);
     if (request_.options.allows_node)
       options.allows_node = [&all = request_.options.allows_node, own = options.allows_node](
                                 NodeId n, const NodeSharding& way) {
         return all(n, way) && (!own || own(n, way));
       };
     return options;
+  }
+
+  std::optional<Synthesised> made_of(const SearchResult& found, const Shares& shares) {
+    if (!found.found) return std::nullopt;
+    bound_ = found.bound;
+    return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
   }
 
   const Request& request_;
@@ -232,9 +242,9 @@ Answer synthesise(const Request& request) {
   };
   for (const Shares& start : starts_of(request)) start_from(start);
   // Where the bound is far, shares from where it is lowest may be better.
-  const int most_turns = synthesis.is_wide() ? 1 : 3;
+  constexpr int kMostTurns = 3;
   constexpr double kFar = 0.01;
-  for (int turn = 0; turn < most_turns; ++turn) {
+  for (int turn = 0; turn < kMostTurns && (turn == 0 || !synthesis.is_wide()); ++turn) {
     const Bound bound = synthesis.bound_for_all(answer.best.cost);
     answer.bound = std::max(answer.bound, std::min(bound.cost, answer.best.cost));
     const auto gap = static_cast<double>(answer.best.cost - answer.bound);
@@ -243,10 +253,9 @@ Answer synthesise(const Request& request) {
       break;
   }
   if (synthesis.is_wide() && answer.best.found()) {
-    SearchOptions proven;
-    proven.prove = true;
-    auto found = synthesis.run(answer.best.program.shares, proven);
-    answer.bound_for_shares = synthesis.bound_of_last();
+    Ticks bound = 0;
+    auto found = synthesis.prove(answer.best.program.shares, bound);
+    answer.bound_for_shares = std::max(answer.bound_for_shares, bound);
     if (found && found->cost < answer.best.cost) answer.best = *std::move(found);
   }
   answer.bound = std::min(answer.bound, answer.best.cost);

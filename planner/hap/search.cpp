@@ -39,28 +39,6 @@ void place_state(const ShardingCosts& costs, const Groups& groups, const SearchO
   }
 }
 
-// The same by branch and bound, to one in a million. Its cost may be too low where the problem has no exact
-// view.
-SearchResult branch_and_bound(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
-  const Graph& graph = costs.table().graph();
-  const AssignmentView view = as_assignment(costs, shares, options);
-  assignment::SolveOptions limits;
-  limits.steps = 5000;  // not by the clock: every rank finds the same program
-  limits.gap = 1e-6;
-  const assignment::AssignmentResult found = assignment::solve(view.problem, limits);
-  SearchResult result;
-  result.state.assign(graph.values.size(), kReplicated);
-  result.ways.assign(graph.nodes.size(), 0);
-  if (found.has_bound)
-    result.bound = static_cast<Ticks>(std::clamp<assignment::WideCost>(found.bound, 0, kNever));
-  if (!found.feasible || found.cost >= assignment::kForbiddenCost) return result;
-  result.found = true;
-  result.cost = static_cast<Ticks>(found.cost);
-  result.ways = view.ways_of(found.choice, graph.nodes.size());
-  place_state(costs, make_groups(costs, shares, options), options, result);
-  return result;
-}
-
 // From unit to unit.
 class Search {
  public:
@@ -68,14 +46,14 @@ class Search {
          const JoinLimits& limits)
       : costs_(costs),
         options_(options),
-        most_made_(limits.most_states),
+        most_looked_at_(limits.most_looked_at),
         units_(costs, shares, options, limits),
         list_(units_.list()) {}
 
-  // nullopt: it made too many states.
+  // nullopt: it looked at too many states.
   std::optional<SearchResult> run() {
     result_.states = units_.states();
-    if (result_.states > most_made_) return std::nullopt;
+    if (result_.states > most_looked_at_) return std::nullopt;
     assign_slots();
     const size_t count = list_.size();
     std::vector<Ticks> to_come(count + 1, 0);  // the heuristic
@@ -101,7 +79,7 @@ class Search {
         continue;
       }
       Frontier next = expand(u, level);
-      if (result_.states > most_made_) return std::nullopt;
+      if (result_.states > most_looked_at_) return std::nullopt;
       const Ticks cheapest = next.reduce(contexts_after(u), units_.replacements(), options_.most_states);
       if (cheapest < kNever) dropped = std::min(dropped, cheapest + to_come[u + 1]);
       if (next.size() == 0) return finish(next, dropped);
@@ -181,7 +159,7 @@ class Search {
       for (size_t e = 0; e < unit.table->entries.size(); ++e) {
         const Ticks cost = before.cost(i) + unit.table->entries[e].cost + met(values, i, e, state);
         if (cost >= kNever) continue;
-        ++result_.states;
+        if (++result_.states > most_looked_at_) return next;  // the search is given up
         next.add(state, cost, {static_cast<uint32_t>(i), static_cast<int32_t>(e)});
       }
     }
@@ -273,7 +251,7 @@ class Search {
 
   ShardingCosts& costs_;
   const SearchOptions& options_;
-  const int64_t most_made_;
+  const int64_t most_looked_at_;
   Units units_;
   const std::vector<Unit>& list_;
   SearchResult result_;
@@ -290,16 +268,39 @@ class Search {
 SearchResult search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options) {
   if (!costs.is_wide()) {
     JoinLimits limits;
-    limits.most_states = options.most_made;
+    limits.most_looked_at = options.most_looked_at;
     if (auto found = Search(costs, shares, options, limits).run()) return *std::move(found);
     costs.set_wide();
   }
-  if (options.prove || !shares) return branch_and_bound(costs, shares, options);
+  if (!shares) return search_assignment(costs, shares, options);
   constexpr size_t kFewStates = 100;
+  constexpr JoinLimits kFewJoins{20'000, 1000};
   SearchOptions few = options;
   few.most_states = std::min(few.most_states, kFewStates);
-  SearchResult found = *Search(costs, shares, few, {20'000, 1000}).run();
-  return found.found ? std::move(found) : branch_and_bound(costs, shares, options);
+  SearchResult found = *Search(costs, shares, few, kFewJoins).run();
+  return found.found ? std::move(found) : search_assignment(costs, shares, options);
+}
+
+SearchResult search_assignment(ShardingCosts& costs, const MaybeShares& shares,
+                               const SearchOptions& options) {
+  const Graph& graph = costs.table().graph();
+  const AssignmentView view = as_assignment(costs, shares, options);
+  assignment::SolveOptions limits;
+  limits.steps = 5000;  // not by the clock: every rank finds the same program
+  limits.gap = 1e-6;
+  const assignment::AssignmentResult found = assignment::solve(view.problem, limits);
+  SearchResult result;
+  result.state.assign(graph.values.size(), kReplicated);
+  result.ways.assign(graph.nodes.size(), 0);
+  if (found.has_bound)
+    result.bound = static_cast<Ticks>(std::clamp<assignment::WideCost>(found.bound, 0, kNever));
+  if (!found.feasible && found.optimal) result.bound = kNever;  // proven: there is none
+  if (!found.feasible || found.cost >= assignment::kForbiddenCost) return result;
+  result.found = true;
+  result.cost = static_cast<Ticks>(found.cost);
+  result.ways = view.ways_of(found.choice, graph.nodes.size());
+  place_state(costs, make_groups(costs, shares, options), options, result);
+  return result;
 }
 
 ShardingHints hints_of(ShardingCosts& costs, const Shares& shares, const SearchResult& result) {

@@ -35,15 +35,13 @@ struct SearchOptions {
   // bound.
   size_t most_states = 20000;
   // States that are looked at before the graph counts as wide.
-  int64_t most_made = 3'000'000;
-  // Of a wide graph: find the optimum by branch and bound.
-  bool prove = false;
+  int64_t most_looked_at = 3'000'000;
   // The cost of a known program: where the heuristic exceeds it, nothing is searched, and it is the bound.
   Ticks limit = kNever;
 };
 
 struct SearchResult {
-  bool found = false;  // false: no program; only where replicated state is not allowed
+  bool found = false;  // false: no program: replicated state is not allowed, or the steps did not suffice
   Ticks cost = kNever;
   Ticks bound = 0;                 // proven: no program costs less; with no shares, by no shares
   std::vector<PlacementId> state;  // by value, as given; replicated for what is not state
@@ -55,6 +53,11 @@ struct SearchResult {
 // `shares`: none gives the bound for all shares; its program has no meaning then.
 // Costs that are wide stay so.
 SearchResult search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options = {});
+
+// The same as an assignment problem by branch and bound, to one in a million or for a number of steps, without
+// `limit`. Its cost may be too low where the problem has no exact view (assignment.h).
+SearchResult search_assignment(ShardingCosts& costs, const MaybeShares& shares,
+                               const SearchOptions& options = {});
 
 // What search() found, as propagate() takes it.
 ShardingHints hints_of(ShardingCosts& costs, const Shares& shares, const SearchResult& result);

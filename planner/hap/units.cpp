@@ -140,7 +140,7 @@ bool Units::join_best(std::vector<Unit>& own) {
     }
   std::sort(pairs.begin(), pairs.end());
   for (const auto& [left, count, a, b] : pairs) {
-    if (states_ > limits_.most_states) return false;
+    if (states_ > limits_.most_looked_at) return false;
     const Unit joined = joined_of(own[a], own[b]);
     const size_t entries = joined.table->entries.size();
     if (entries >

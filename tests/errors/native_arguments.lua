@@ -39,7 +39,7 @@ local many = { 1 }
 for _ = 1, 45 do many = { many, many } end
 try("a list many times over", native.tensor, many)
 try("a table many times over", native.json_encode, many)
-try("lines with a width", native.json_encode, { {} }, 2 ^ 31 - 1)
+try("lines with a width", function() io.stderr:write(native.json_encode({ 1 }, 2 ^ 31 - 1):gsub("\n", "/"), "; ") end)
 try("a seed", native.randn, { 1 }, "f32", 1e300)
 try("conversion", function()
   io.stderr:write(table.concat(native.tensor({ 1e30, 0 / 0, -1e30 }, "i32"):tolist(), " "), "; ")

@@ -19,8 +19,8 @@ inline bool json(std::string_view text) {
     if (error.kind() != ErrorKind::usage) std::abort();
     return false;
   }
-  for (const int indent : {-1, 2})
-    if (parse_json(dump(value, indent), "what was written") != value) std::abort();
+  for (const bool lines : {false, true})
+    if (parse_json(dump(value, lines), "what was written") != value) std::abort();
   return true;
 }
 

@@ -364,7 +364,7 @@ local nearly = {
     0 / 0 } end,
   fit_link = function() return pick { { { bytes = 1, seconds = 2 }, { bytes = 5, seconds = 3 } }, {}, list(0),
     { { bytes = pick(numbers), seconds = pick(numbers) } } } end,
-  json_encode = function() return anything(), pick { nil, true, 2, pick(numbers) } end,
+  json_encode = function() return anything(), pick { false, true, 2, pick(numbers) } end,
   json_decode = function() return pick { ("["):rep(random(1, 1000)), '{"a":1,"a":2}', "1e999", "[1,2",
     pick(words) } end,
   tokenizer = function()

@@ -18,7 +18,7 @@ namespace {
 std::vector<Case> emptied(const Case& test) {
   std::vector<Case> cases;
   std::set<int64_t> sizes;
-  const size_t step = test.inputs.size() > 16 ? 13 : 1;  // of lists of a hundred alike, some
+  const size_t step = test.inputs.size() > 16 ? 13 : 1;  // of many equal operands every 13th
   for (size_t i = 0; i < test.inputs.size(); i += step)
     for (size_t d = 0; d < test.inputs[i].shape.size(); ++d) {
       cases.push_back(test);

@@ -167,7 +167,7 @@ function meeting.join(self)
       settings.rendezvous)
   end
   if native.is_alone() then meeting.check_places(self) end   -- before a planner begins
-  -- With a cluster that is written down every rank finds the same plan; of this machine the first one's counts.
+  -- Of a cluster that is written down every rank plans at once, while it joins; of this machine the first one does.
   if automatic and automatic.cluster then
     begun = begin_plan(self, automatic, automatic.cluster)
   elseif not automatic then
@@ -209,7 +209,13 @@ function meeting.join(self)
       answer = answer or begun()
       return require("het.plan.command").to_lua(answer)
     end
-    local written = shared and together.by_first_in_time(self, find) or find()
+    local written
+    if shared then
+      written = together.by_first_in_time(self, find)
+    else   -- ranks have planned while they joined; should two differ, the first one's plan counts
+      local own = together.in_time(self, find)
+      written = together.by_first(self, function() return own end)
+    end
     take_plan(self, written, answer)
     together.call(self, meeting.settle_plan, self)
     if shared and not ranks.arrange(self, plan.devices(self.plan)) then

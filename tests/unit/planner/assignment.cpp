@@ -403,6 +403,17 @@ TEST_CASE("a solver that is limited by steps finds the same on slow machines") {
 }
 
 TEST_CASE("a choice as near the optimum as was asked for ends the search") {
+  const auto asked = [](double gap) {
+    int64_t count = 0;
+    SolveOptions options;
+    options.steps = 400;
+    options.gap = gap;
+    options.stop = [&] { return ++count < 0; };
+    const AssignmentResult near = solve(chain(150, 2), options);
+    CHECK(near.gap() <= std::max(gap, 0.3));
+    return count;
+  };
+  CHECK(asked(0.3) < asked(0) / 2);
   int found = 0;
   for (uint32_t seed = 1; seed <= 100; ++seed) {
     std::mt19937 random(seed);

@@ -67,15 +67,14 @@ TEST_CASE("the assignment problem of a graph has the optimum that the search fin
     // Where the search may look at no states it keeps few of them, and proves the optimum otherwise.
     ShardingCosts wide = costs;
     SearchOptions few = options;
-    few.most_made = 0;
+    few.most_looked_at = 0;
     const SearchResult near = search(wide, shares, few);
     CHECK(wide.is_wide());
     REQUIRE(near.found);
     CHECK(near.cost >= found.cost);
     CHECK(near.bound <= found.cost);
     found_by_few += near.cost == found.cost ? 1 : 0;
-    few.prove = true;
-    const SearchResult proven = search(wide, shares, few);
+    const SearchResult proven = search_assignment(wide, shares, options);
     CHECK(proven.cost <= found.cost + found.cost / 1'000'000);
     CHECK(proven.cost >= found.cost);
     CHECK(proven.bound <= found.cost);
