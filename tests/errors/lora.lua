@@ -22,5 +22,14 @@ local problems = {
   nn.lora { model = base, alphas = { 4 } },
   nn.lora { model = nn.decoder { family = "phi3", vocab = 16, context = 8, width = 8, layers = 1, heads = 2 },
     ranks = { ["mlp.up"] = 3 } },
+  nn.lora { model = base, ranks = { q_proj = 0, v_proj = 2 } },
+  nn.lora { model = base, ranks = { q_proj = 2 ^ 60 } },
+  nn.lora { model = base, alphas = { q_proj = 1 / 0 } },
+  nn.lora { model = base, alphas = { q_proj = 0 } },
+  nn.lora { model = base, ranks = { ["^q_proj"] = 2 } },
+  nn.lora { model = base, ranks = { ["^model.layers.0.self_attn.q_proj"] = 2 } },   -- nothing is wrong with it
+  nn.lora { model = mixture, ranks = { ["experts.1.w1"] = 2 } },
+  nn.lora { model = mixture, targets = { "q_proj" }, parameters = { "experts.down_proj" }, ranks = { gate_up = 2 } },
+  nn.lora { model = mixture, targets = { "q_proj" }, parameters = { "down_proj" }, alphas = { norm = 2 } },
 }
 return problems[1]

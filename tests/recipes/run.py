@@ -293,6 +293,84 @@ return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + l
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:-1], '--steps=1', code=2)
         self.assertIn("chats.jsonl:2: 'messages' is not a list of messages", done.stderr)
 
+    def test_adapters_of_other_ranks_and_alphas(self):
+        """Adapters of layers, experts and a fused parameter, with ranks and alphas of their own: described, loaded and merged."""
+        (self.folder / 'ranks.lua').write_text("""local het = require "het"
+local nn = het.nn
+local opt = het.options { of = { "", "base, or a folder to load", path = "read" }, from = { "", "folder", path = "read" },
+  save = { "", "folder", path = "write" }, fused = { false, "adapters of a fused parameter" }, steps = { 2, "steps" } }
+local model
+if opt.of == "base" then
+  model = nn.decoder { family = "mixtral", vocab = 258, context = 16, width = 16, layers = 2, heads = 2, experts = 2, top = 1 }
+elseif opt.of ~= "" then
+  model = het.load(opt.of)
+elseif opt.fused then
+  model = nn.lora { model = het.load "runs/base", rank = 4, alpha = 8, targets = { "q_proj" }, parameters = { "gate_up_proj" },
+    ranks = { ["experts.gate_up_proj"] = 3 }, alphas = { ["^model.layers.1.mlp.experts.gate_up_proj"] = 20, q_proj = 2 } }
+else
+  model = nn.lora { model = het.load "runs/base", rank = 4, alpha = 8, targets = { "q_proj", "v_proj", "w1" },
+    ranks = { v_proj = 2, ["layers.0.block_sparse_moe.experts.*.w1"] = 3 },
+    alphas = { w1 = 20, ["^model.layers.1.self_attn.q_proj"] = 30 } }
+end
+return het.train { model = model, data = het.data.text { path = "text.txt", tokenizer = "byte" }, batch = 4, steps = opt.steps,
+  optimizer = het.optim.adamw { lr = 1e-2 }, save = opt.save ~= "" and opt.save or nil,
+  from = opt.from ~= "" and opt.from or nil }
+""")
+
+        def same(fused, folder, ranks, alphas):
+            """The losses of the adapters: as described, as loaded, and merged; of the last the first one."""
+            own, base = (*fused, '--steps=20', f'--save=runs/{folder}'), self.losses('ranks.lua', '--of=runs/base')
+            self.hetrun('ranks.lua', '--quiet', *own)
+            described = self.losses('ranks.lua', *fused, f'--from=runs/{folder}')
+            self.assertGreater(abs(described[0] - base[0]), 0.02)   # the adapters matter
+            self.assertEqual(self.losses('ranks.lua', f'--of=runs/{folder}'), described)
+            self.hetrun('merge', f'runs/{folder}', f'merged_{folder}')
+            self.assertAlmostEqual(self.losses('ranks.lua', f'--of=merged_{folder}')[0], described[0], delta=1e-4)
+            config = json.loads((self.folder / f'runs/{folder}/adapter_config.json').read_text())
+            self.assertEqual(config['rank_pattern'], ranks)
+            self.assertEqual(config['alpha_pattern'], alphas)
+            return config, described
+
+        self.hetrun('ranks.lua', '--quiet', '--of=base', '--steps=10', '--save=runs/base')
+        layer = r'^model\.layers\.%d\.'
+        same(['--fused'], 'fused', {layer % i + r'mlp\.experts\.gate_up_proj': 3 for i in (0, 1)},
+             {layer % 1 + r'mlp\.experts\.gate_up_proj': 20, **{layer % i + r'self_attn\.q_proj': 2 for i in (0, 1)}})
+        expert = layer + r'block_sparse_moe\.experts\.%d\.w1'
+        config, losses = same(
+            [], 'single', {**{layer % i + r'self_attn\.v_proj': 2 for i in (0, 1)}, **{expert % (0, i): 3 for i in (0, 1)}},
+            {layer % 1 + r'self_attn\.q_proj': 30, **{expert % (i, j): 20 for i in (0, 1) for j in (0, 1)}})
+
+        def patterns(**fields):
+            (self.folder / 'runs/single/adapter_config.json').write_text(json.dumps({**config, **fields}))
+
+        def loaded(**fields):
+            patterns(**fields)
+            return self.losses('ranks.lua', '--of=runs/single')
+
+        def refused(*words, **fields):
+            patterns(**fields)
+            error = self.hetrun('merge', 'runs/single', 'other', code=2).stderr
+            for word in ('runs/single/adapter_config.json: ', *words):
+                self.assertIn(word, error)
+
+        short = {'w1': 20, 'layers.1.self_attn.q_proj': 30}
+        self.assertEqual(loaded(alpha_pattern=short), losses)
+        # Keys that name no layer in the file: ends after "^", layers without adapters, our names of layers.
+        nothing = {'^v_proj': 3, '^layers.0.self_attn.v_proj': 3, 'w2': 9, 'blocks.0.attention.q': 5, '_proj': 7}
+        self.assertEqual(loaded(alpha_pattern={**short, **nothing}), losses)
+        self.assertEqual(loaded(alpha_pattern={**short, 'self_attn.v_proj': 8, 'v_proj': 8}), losses)   # both the same
+        self.assertNotEqual(loaded(alpha_pattern={**short, 'v_proj': 3}), losses)
+        refused('alpha_pattern: "q_proj" and "self_attn.q_proj" give model.layers.0.self_attn.q_proj different values',
+                alpha_pattern={'q_proj': 2, 'self_attn.q_proj': 3})
+        refused('alpha_pattern', '"self_attn.q_proj"', r'"self_attn\.q_proj"', 'different values',
+                alpha_pattern={'self_attn.q_proj': 2, r'self_attn\.q_proj': 3})
+        refused('alpha_pattern: the experts of model.layers.0.block_sparse_moe.experts.*.w1 have different values',
+                alpha_pattern={'experts.1.w1': 2})
+        refused('rank_pattern: v_proj = 1.5 is no rank', rank_pattern={'v_proj': 1.5})
+        refused('rank_pattern: v_proj = 1.844674407371e+19 is no rank', rank_pattern={'v_proj': 2 ** 64})
+        refused('alpha_pattern: w2 = 0 is not above 0', alpha_pattern={'w2': 0})
+        refused('alpha_pattern: v_proj = "3" is not above 0', alpha_pattern={'v_proj': '3'})
+
     def test_dpo_on_pairs_of_answers(self):
         """A model of single bytes that learns to end what it says with yes."""
         self.begin_qwen(32)

@@ -42,7 +42,8 @@ PARAMETERS = {
 # Layers with another rank or alpha.
 PATTERNS = {
     'qwen2': {'target_modules': LLAMA, 'rank_pattern': {'v_proj': 2, 'model.layers.0.self_attn.q_proj': 6},
-              'alpha_pattern': {r'^model\.layers\.1\.mlp\.down_proj': 3}},
+              'alpha_pattern': {r'^model\.layers\.1\.mlp\.down_proj': 3, 'mlp.up.proj': 4,
+                                '^v_proj': 50, '^layers.0.self_attn.k_proj': 50, 'lm_head': 50, 'proj': 50}},   # these name none
     'phi3': {'target_modules': ['qkv_proj', 'gate_up_proj'], 'rank_pattern': {'qkv_proj': 6, 'layers.0.mlp.gate_up_proj': 2}},
     'mixtral': {**PARAMETERS['mixtral'], 'rank_pattern': {'v_proj': 2, 'mlp.experts.gate_up_proj': 3},
                 'alpha_pattern': {'experts.down_proj': 9}},
@@ -155,7 +156,15 @@ def check_patterns(hetrun, name, make, folder):
     problem = check(hetrun, name, make, folder, **PATTERNS[name])
     path = folder / 'adapter/adapter_config.json'
     config = json.loads(path.read_text())
+    again = json.loads((folder / 'runs/again/adapter_config.json').read_text())
+    odd = [key for key in [*again['rank_pattern'], *again.get('alpha_pattern', {})] if not key.startswith(r'^model\.layers\.')]
+    if odd:
+        return f'it saves {odd}'
+    own = 'self_attn.qkv_proj' if name == 'phi3' else 'self_attn.q_proj'
+    whole = f'model.layers.0.{own}'
     for field, words in (({'rank_pattern': {'layers.[01].q_proj': 2}}, 'rank_pattern: "layers.[01].q_proj" is not supported'),
+                         ({'rank_pattern': {own: 2, whole: 3}},
+                          f'adapter/adapter_config.json: rank_pattern: "{whole}" and "{own}" give {whole} different values'),
                          ({'use_rslora': True}, 'use_rslora with rank_pattern or alpha_pattern is not supported')):
         path.write_text(json.dumps({**config, **field}))
         refused = subprocess.run([hetrun, 'merge', 'adapter', 'other'], cwd=folder, capture_output=True, text=True, timeout=60,

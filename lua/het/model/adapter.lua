@@ -16,14 +16,19 @@ adapter.config_file, adapter.tensors_file = "adapter_config.json", "adapter_mode
 
 local prefix = "base_model.model."
 
+-- The name in the file of a place's layer; of those of experts, of one of them.
+-- @int[opt] expert its number, from 0
+local function layer_name(place, expert)
+  local theirs = place.names[1]
+  if not expert then return theirs end
+  if not theirs:find("experts.*.", 1, true) then return ("%s.%d"):format(theirs, expert) end
+  return (theirs:gsub("experts%.%*%.", "experts." .. expert .. "."))
+end
+
 -- The names in the file of a place's A and B; of those of experts, of one of them.
 -- @int[opt] expert its number, from 0
 local function names_of(place, expert)
-  local theirs = prefix .. place.names[1]
-  if expert then
-    theirs = theirs:find("experts.*.", 1, true) and theirs:gsub("experts%.%*%.", "experts." .. expert .. ".")
-      or ("%s.%d"):format(theirs, expert)
-  end
+  local theirs = prefix .. layer_name(place, expert)
   return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
 end
 
@@ -39,11 +44,22 @@ local function names_of_fused(place, lora)
   return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
 end
 
+-- The name of the layer that a place is part of in the file, or of the parameter; of experts with "*" for the number.
+local function name_in_file(place) return place.in_fused and place.fused or place.names[1] end
+
+-- Whole names in the file of a place's layer, one for each expert, or of its parameter.
+local function whole_names(place)
+  if place.in_fused or not place.experts then return { name_in_file(place) } end
+  local list = {}
+  for expert = 0, place.experts - 1 do list[expert + 1] = layer_name(place, expert) end
+  return list
+end
+
 -- Places by the name of the layer in the file, or of the parameter; several are parts of one there.
 local function by_layer(places)
   local groups, list = {}, {}
   for _, place in ipairs(places) do
-    local name = place.in_fused and place.fused or place.names[1]
+    local name = name_in_file(place)
     if not groups[name] then
       groups[name] = {}
       list[#list + 1] = groups[name]
@@ -102,17 +118,15 @@ function adapter.tensors(model, state)
   return result
 end
 
--- What the layers have whose rank or alpha is not that of most, by their whole names; nil where there are none.
+-- What the layers have whose rank or alpha differs from the default, by whole names: after "^" a name is not the end of
+-- another. nil where there are none.
 local function pattern_of(lora, what)
   local pattern
   for _, group in ipairs(by_layer(lora.places)) do
     local place = group[1]
     if place[what] ~= lora[what] then
       pattern = pattern or {}
-      local name = place.in_fused and place.fused or place.names[1]
-      for expert = 0, (not place.in_fused and place.experts or 1) - 1 do
-        pattern[(name:gsub("experts%.%*%.", "experts." .. expert .. "."))] = place[what]
-      end
+      for _, name in ipairs(whole_names(place)) do pattern["^" .. name:gsub("%.", "\\.")] = place[what] end
     end
   end
   return pattern
@@ -157,22 +171,83 @@ local function parameters_of(config, refuse)
   return list
 end
 
--- rank_pattern or alpha_pattern, whose keys are regular expressions of the ends of names; plain names are taken. nil
--- where there is none.
+local function is_rank(value) return type(value) == "number" and value >= 1 and value % 1 == 0 and value <= 2 ^ 53 end
+local function is_alpha(value) return type(value) == "number" and value > 0 and value < math.huge end
+
+-- rank_pattern or alpha_pattern as a list of { key, value, patterns }. Its keys are regular expressions of the ends of
+-- names, or, after "^", of whole ones; plain names are taken, with "." (any character, as there) and "\.". nil where
+-- there is none.
 local function pattern_in(config, field, refuse)
   if not is_given(config[field]) then return nil end
   if type(config[field]) ~= "table" then refuse("%s = %s is no table", field, text.value(config[field])) end
-  local pattern = {}
-  for name, value in pairs(config[field]) do
-    local plain = tostring(name):gsub("^%^", ""):gsub("\\%.", ".")
-    if plain:find "[^%w_.]" then refuse("%s: %s is not supported; plain names are", field, text.value(name)) end
-    pattern[plain] = value
+  local list = {}
+  for _, key in ipairs(text.keys(config[field])) do
+    local value, anchor, name = config[field][key], tostring(key):match "^(%^?)(.*)$"
+    if name:gsub("\\%.", "."):find "[^%w_.]" then
+      refuse("%s: %s is not supported; plain names are", field, text.value(key))
+    end
+    if field == "rank_pattern" and not is_rank(value) then
+      refuse("%s: %s = %s is no rank", field, key, text.value(value))
+    elseif field == "alpha_pattern" and not is_alpha(value) then
+      refuse("%s: %s = %s is not above 0", field, key, text.value(value))
+    end
+    local pattern = name:gsub("\\%.", "%%.")
+    list[#list + 1] = { key = key, value = value,
+      patterns = { "^" .. pattern .. "$", anchor == "" and "^.*%." .. pattern .. "$" or nil } }
   end
-  return pattern
+  return list
 end
 
---- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, ranks, alphas, dropout,
--- parameters }.
+-- What the keys of a pattern give a name, and the key that does; nil where none does. PEFT takes the first key that
+-- matches, but their order in the file is not kept.
+local function value_of(keys, name, field, refuse)
+  local value, by
+  for _, each in ipairs(keys) do
+    for _, pattern in ipairs(each.patterns) do
+      if name:find(pattern) then
+        if by and value ~= each.value then
+          refuse("%s: %s and %s give %s different values; write a key for each layer, of its whole name", field,
+            text.value(by), text.value(each.key), name)
+        end
+        value, by = each.value, each.key
+      end
+    end
+  end
+  return value
+end
+
+--- What nn.lora takes as `ranks` or `alphas` for a pattern of adapter_config.json: layers by whole names in the file.
+-- nil where all have the default.
+-- @string folder
+-- @tparam table|nil keys what read_config gave: ranks or alphas
+-- @string field "rank_pattern" or "alpha_pattern"
+-- @number default of layers that no key names
+-- @tparam table places those of the layers that have adapters
+function adapter.own(folder, keys, field, default, places)
+  local own
+  local function refuse(...)
+    errors.usage("%s/%s: %s", folder, adapter.config_file, (...):format(select(2, ...)))
+  end
+  for _, group in ipairs(keys and by_layer(places) or {}) do
+    local value
+    for i, name in ipairs(whole_names(group[1])) do
+      local found = value_of(keys, name, field, refuse) or default
+      if i > 1 and found ~= value then
+        refuse("%s: the experts of %s have different values; all experts of a layer have one here", field,
+          name_in_file(group[1]))
+      end
+      value = found
+    end
+    if value ~= default then
+      own = own or {}
+      own["^" .. name_in_file(group[1])] = value
+    end
+  end
+  return own
+end
+
+--- The configuration of an adapter, checked: { base (nil: in the folder itself), rank, alpha, ranks, alphas (for
+-- adapter.own), dropout, parameters }.
 function adapter.read_config(folder)
   local path = folder .. "/" .. adapter.config_file
   access.check(path)
@@ -190,8 +265,8 @@ function adapter.read_config(folder)
       text.value(config.init_lora_weights))
   end
   local rank, alpha = config.r, config.lora_alpha
-  if type(rank) ~= "number" or rank < 1 or rank % 1 ~= 0 then refuse("r = %s is no rank", text.value(rank)) end
-  if type(alpha) ~= "number" or alpha <= 0 then refuse("lora_alpha = %s is not above 0", text.value(alpha)) end
+  if not is_rank(rank) then refuse("r = %s is no rank", text.value(rank)) end
+  if not is_alpha(alpha) then refuse("lora_alpha = %s is not above 0", text.value(alpha)) end
   local ranks, alphas = pattern_in(config, "rank_pattern", refuse), pattern_in(config, "alpha_pattern", refuse)
   if config.use_rslora == true then
     if ranks or alphas then refuse "use_rslora with rank_pattern or alpha_pattern is not supported" end

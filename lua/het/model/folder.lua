@@ -461,10 +461,13 @@ local function load_adapter(folder, options)
     errors.usage("the adapters in %s are of the model %s, which is no folder here; het.load(%q, { base = \"folder\" }) "
       .. "says where it is", folder, base, folder)
   end
-  local stored = adapter.open(folder)
-  local model = require("het.nn").lora { model = load_model(base, options), rank = config.rank, alpha = config.alpha,
-    ranks = config.ranks, alphas = config.alphas, dropout = config.dropout, targets = adapter.targets(folder, stored),
-    parameters = config.parameters }
+  local targets, whole = adapter.targets(folder, (adapter.open(folder))), load_model(base, options)
+  local places = define.is_unknown(whole) and {}
+    or require("het.nn.lora").lora_places(whole, targets, config.parameters)
+  local model = require("het.nn").lora { model = whole, rank = config.rank, alpha = config.alpha,
+    ranks = adapter.own(folder, config.ranks, "rank_pattern", config.rank, places),
+    alphas = adapter.own(folder, config.alphas, "alpha_pattern", config.alpha, places),
+    dropout = config.dropout, targets = targets, parameters = config.parameters }
   if define.is_unknown(model) then return model end
   rawset(model, "folder", folder)
   rawset(model, "base_folder", base ~= folder and base or nil)

@@ -149,6 +149,15 @@ local function names_of_fused(places)
   return list
 end
 
+-- Names by which places with adapters may be named: last ones, and those of fused parameters.
+local function names_with_adapters(list)
+  local layers, fused = {}, {}
+  for _, place in ipairs(list) do table.insert(place.in_fused and fused or layers, place) end
+  local names = names_of(layers)
+  for _, name in ipairs(names_of_fused(fused)) do names[#names + 1] = name end
+  return names
+end
+
 -- Names of chosen parameters as PEFT writes them: from the block on where these choose the same, else whole ones; nil
 -- where there are none.
 local function names_of_parameters(places, fused)
@@ -236,48 +245,65 @@ local function targets_of(places, list)
   return count == #list and short or whole
 end
 
--- Does a name end so, of a place or of the parameter that it is in?
+-- The name in a file of the layer, or parameter, that a place is part of.
+local function name_in_file(place) return place.in_fused and place.fused or place.names[1] end
+
+-- Does a name end so, of a place or of the parameter that it is in? After "^" it is the whole name in a file.
 local function is_named(place, wanted)
+  local whole = wanted:match "^%^(.*)"
+  if whole then return name_in_file(place) == whole end
   local name = place.in_fused and place.fused
   if not name then return matches(place, wanted) end
   return name == wanted or name:sub(-#wanted - 1) == "." .. wanted
 end
 
--- The name in a file of the layer, or parameter, that a place is part of.
-local function name_in_file(place) return place.in_fused and place.fused or place.names[1] end
+-- What the values of a.ranks and a.alphas are, as fields.
+local own_fields = { ranks = { "ranks", "integer", min = 1 }, alphas = { "alphas", "number", above = 0 } }
+
+-- Why a key of `own` cannot be taken; nil where it can.
+local function own_problem(own, wanted, field, what)
+  if type(wanted) ~= "string" then
+    return (": %s is no name; { v_proj = 4 } names layers"):format(text.value(wanted))
+  end
+  local problem = define.value_problem(own_fields[field], own[wanted])
+  if problem then
+    local shown = type(own[wanted]) == "function" and "" or " = " .. text.value(own[wanted])
+    return (": %s%s%s"):format(wanted, shown, problem)
+  end
+  if wanted:find "experts%.%d+%." then
+    return (': %s names one expert; all of a layer have one %s: "%s" names them'):format(text.value(wanted), what,
+      (wanted:gsub("experts%.%d+%.", "experts.*.")))
+  end
+end
 
 -- Gives the places that `own` (a.ranks, a.alphas) names what it says, as `what`.
 local function set_own(list, own, field, what, report)
   local by, layers = {}, {}   -- which name a place has it from; the first place of each layer
   for _, wanted in ipairs(text.keys(own or {})) do
+    local problem = own_problem(own, wanted, field, what)
+    if problem then return report(field, "nn.lora." .. field .. problem) end
     local value, is_hit = own[wanted], false
-    if type(wanted) ~= "string" then
-      return report(field, ("nn.lora.%s: %s is no name; { v_proj = 4 } names layers"):format(field, text.value(wanted)))
-    end
-    if type(value) ~= "number" or value <= 0 or value ~= value or value == math.huge
-      or what == "rank" and value % 1 ~= 0 then
-      return report(field, ("nn.lora.%s: %s = %s is no %s"):format(field, wanted, text.value(value), what))
-    end
+    if define.is_unknown(value) then return end
     for _, place in ipairs(list) do
       if is_named(place, wanted) then
         if by[place] and own[by[place]] ~= value then
-          return report(field, ("nn.lora.%s: %s has two, by %s and by %s"):format(field, name_in_file(place), by[place],
-            wanted))
+          return report(field, ("nn.lora.%s: %s and %s give %s different values"):format(field, by[place], wanted,
+            name_in_file(place)))
         end
         place[what], by[place], is_hit = value, wanted, true
       end
     end
     if not is_hit then
       report(field, ("nn.lora.%s: no layer with an adapter is named %s%s"):format(field, text.value(wanted),
-        suggest.sentence(wanted, names_of(list))))
+        suggest.sentence(wanted, names_with_adapters(list))))
     end
   end
   for _, place in ipairs(list) do
-    local first = layers[name_in_file(place)] or place
-    layers[name_in_file(place)] = first
-    if first[what] ~= place[what] then
-      return report(field, ("nn.lora.%s: %s and %s are one layer, %s, and have one %s"):format(field, first.names[2],
-        place.names[2], name_in_file(place), what))
+    local name = name_in_file(place)
+    layers[name] = layers[name] or place
+    if layers[name][what] ~= place[what] then
+      return report(field, ("nn.lora.%s: %s and %s are one layer in the file (%s): give both the same %s"):format(field,
+        layers[name].names[2], place.names[2], name, what))
     end
   end
 end
@@ -313,7 +339,17 @@ local function check_parameters(a, places, list, report)
   end
 end
 
---- nn.lora { model = , rank = , alpha = , targets = , parameters = }
+--- The places of a model's layers that have adapters: those that targets choose, and those in fused parameters. What is
+-- wrong with targets and parameters nn.lora says.
+function lora.lora_places(model, targets, parameters)
+  local places = places_of(model)
+  local function pass() end
+  local list = chosen(model, places, targets, parameters, pass)
+  for _, place in ipairs(chosen_parameters(places, parameters, pass)) do list[#list + 1] = place end
+  return list
+end
+
+--- nn.lora { model = , rank = , alpha = , ranks = , alphas = , targets = , parameters = }
 lora.lora = define.constructor {
   name = "nn.lora",
   sentence = "A model whose parameters stay as they are, with low-rank adapters (Hu et al. 2022) of its linear layers, "
@@ -326,7 +362,7 @@ lora.lora = define.constructor {
     { "rank", "integer", "rows of A and columns of B", default = 8, min = 1 },
     { "alpha", "number", "times what the adapters add, over the rank", default = 16, above = 0 },
     { "ranks", "table", "of layers that have another rank, by the ends of their names, as PEFT's rank_pattern: "
-      .. "{ v_proj = 4 }" },
+      .. '{ v_proj = 4 }; after "^" by the whole name in the file' },
     { "alphas", "table", "of layers that have another alpha, likewise, as PEFT's alpha_pattern" },
     { "targets", "list", 'which layers: ends of their names, as PEFT\'s target_modules ("q_proj") or ours ("mlp.up") '
       .. "(default: every linear layer but the classifier; none with `parameters`)" },
