@@ -14,7 +14,8 @@ namespace het::planner::assignment {
 
 inline constexpr double kBlocked = 1e30;  // far above any sum of 64-bit costs
 inline bool is_blocked(double cost) { return cost >= kBlocked / 10; }
-// By how much a choice has to cost less than the best one to be worth a search: `least`, or `gap` of the best.
+// By how much a choice has to cost less than the best one to be worth a search: `least`, or `gap` of the
+// best.
 inline double wanted_gain(double best, double least, double gap) {
   return is_blocked(best) ? least : std::max(least, gap * std::abs(best));
 }

@@ -1,5 +1,5 @@
-// The solver of assignment problems: a choice, what it costs, and a proven lower bound, within a limit of time
-// or of steps.
+// The solver of assignment problems: a choice, what it costs, and a proven lower bound, within a limit of
+// time or of steps.
 //
 //   presolve ─▶ dual (prices of rows, bound) ─▶ branch and bound ─▶ local search in large neighbourhoods
 //

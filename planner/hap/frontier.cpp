@@ -29,9 +29,9 @@ Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
   return worst;
 }
 
-// Which of many states cost at least as much as another one that also pays for their slots. Compares them slot
-// by slot: after slot k, rivals that agree in the slots after k are one, the cheapest. So the work is far below
-// all pairs.
+// Which of many states cost at least as much as another one that also pays for their slots. Compares them
+// slot by slot: after slot k, rivals that agree in the slots after k are one, the cheapest. So the work is
+// far below all pairs.
 class Dominance {
  public:
   explicit Dominance(const std::vector<Ticks>& costs)

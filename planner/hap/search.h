@@ -54,8 +54,8 @@ struct SearchResult {
 // Costs that are wide stay so.
 SearchResult search(ShardingCosts& costs, const MaybeShares& shares, const SearchOptions& options = {});
 
-// The same as an assignment problem by branch and bound, to one in a million or for a number of steps, without
-// `limit`. Its cost may be too low where the problem has no exact view (assignment.h).
+// The same as an assignment problem by branch and bound, to one in a million or for a number of steps,
+// without `limit`. Its cost may be too low where the problem has no exact view (assignment.h).
 SearchResult search_assignment(ShardingCosts& costs, const MaybeShares& shares,
                                const SearchOptions& options = {});
 
