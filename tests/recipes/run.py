@@ -355,6 +355,7 @@ return het.train { model = model, data = het.data.text { path = "text.txt", toke
 
         short = {'w1': 20, 'layers.1.self_attn.q_proj': 30}
         self.assertEqual(loaded(alpha_pattern=short), losses)
+        self.assertEqual(loaded(alpha_pattern={r'.*\.w1': 20, r'^.*\.layers.1.self_attn.q_proj': 30}), losses)
         # Keys that name no layer in the file: ends after "^", layers without adapters, our names of layers.
         nothing = {'^v_proj': 3, '^layers.0.self_attn.v_proj': 3, 'w2': 9, 'blocks.0.attention.q': 5, '_proj': 7}
         self.assertEqual(loaded(alpha_pattern={**short, **nothing}), losses)

@@ -44,7 +44,7 @@ PATTERNS = {
     'qwen2': {'target_modules': LLAMA, 'rank_pattern': {'v_proj': 2, 'model.layers.0.self_attn.q_proj': 6},
               'alpha_pattern': {r'^model\.layers\.1\.mlp\.down_proj': 3, 'mlp.up.proj': 4,
                                 '^v_proj': 50, '^layers.0.self_attn.k_proj': 50, 'lm_head': 50, 'proj': 50}},   # these name none
-    'phi3': {'target_modules': ['qkv_proj', 'gate_up_proj'], 'rank_pattern': {'qkv_proj': 6, 'layers.0.mlp.gate_up_proj': 2}},
+    'phi3': {'target_modules': ['qkv_proj', 'gate_up_proj'], 'rank_pattern': {r'.*\.qkv_proj': 6, 'layers.0.mlp.gate_up_proj': 2}},
     'mixtral': {**PARAMETERS['mixtral'], 'rank_pattern': {'v_proj': 2, 'mlp.experts.gate_up_proj': 3},
                 'alpha_pattern': {'experts.down_proj': 9}},
 }

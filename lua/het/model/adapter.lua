@@ -175,14 +175,16 @@ local function is_rank(value) return type(value) == "number" and value >= 1 and 
 local function is_alpha(value) return type(value) == "number" and value > 0 and value < math.huge end
 
 -- rank_pattern or alpha_pattern as a list of { key, value, patterns }. Its keys are regular expressions of the ends of
--- names, or, after "^", of whole ones; plain names are taken, with "." (any character, as there) and "\.". nil where
--- there is none.
+-- names, or, after "^", of whole ones; plain names are taken, with "." (any character, as there) and "\.", also after
+-- ".*\.", as PEFT writes them for adapters that it has converted. nil where there is none.
 local function pattern_in(config, field, refuse)
   if not is_given(config[field]) then return nil end
   if type(config[field]) ~= "table" then refuse("%s = %s is no table", field, text.value(config[field])) end
   local list = {}
   for _, key in ipairs(text.keys(config[field])) do
     local value, anchor, name = config[field][key], tostring(key):match "^(%^?)(.*)$"
+    local within
+    name, within = name:gsub("^%.%*\\%.", "")
     if name:gsub("\\%.", "."):find "[^%w_.]" then
       refuse("%s: %s is not supported; plain names are", field, text.value(key))
     end
@@ -191,9 +193,10 @@ local function pattern_in(config, field, refuse)
     elseif field == "alpha_pattern" and not is_alpha(value) then
       refuse("%s: %s = %s is not above 0", field, key, text.value(value))
     end
-    local pattern = name:gsub("\\%.", "%%.")
-    list[#list + 1] = { key = key, value = value,
-      patterns = { "^" .. pattern .. "$", anchor == "" and "^.*%." .. pattern .. "$" or nil } }
+    local pattern = name:gsub("\\%.", "%%.") .. "$"
+    local patterns = { (within > 0 and "^.*%." or "^") .. pattern }
+    if within == 0 and anchor == "" then patterns[2] = "^.*%." .. pattern end
+    list[#list + 1] = { key = key, value = value, patterns = patterns }
   end
   return list
 end
