@@ -539,7 +539,7 @@ return het.train { model = het.nn.linear(1, 1), batch = 10, steps = 2, optimizer
         self.losses(*self.STOCHASTIC, '--steps=3')
         self.assertEqual(through[3:], self.losses(*self.STOCHASTIC, '--resume')[-3:])
 
-    def test_without_training_the_rounded_weights_draw_anew_in_each_step_and_evaluation_has_the_nearest(self):
+    def test_without_training_the_rounded_weights_draw_again_in_each_step_and_evaluation_has_the_nearest(self):
         # At so small a rate the weights stay as they are, and each batch is all of the same letter.
         (self.folder / 'same.txt').write_text('a' * 2000 + 'b' * 10)
         still = ['--text=same.txt', '--lr=1e-30', '--dropout=0', '--save=', '--steps=5']
@@ -572,7 +572,7 @@ return het.train { model = het.nn.linear(1, 1), batch = 10, steps = 2, optimizer
         self.assertEqual(len(self.hetrun('long.lua', '--prompt=9000', '--looks_back=1', '--tokens=3',
                                          '--overwrite').stdout), 3 + 1)
 
-    def test_generation_looks_back_as_far_as_it_is_told(self):
+    def test_generation_looks_back_as_far_as_it_is_asked(self):
         short = self.hetrun('long.lua', '--learned', '--context=32', '--looks_back=8', '--prompt=20', '--tokens=40').stdout
         whole = self.hetrun('long.lua', '--learned', '--context=32', '--prompt=20', '--tokens=40', '--overwrite').stdout
         self.assertNotEqual(short, whole)
