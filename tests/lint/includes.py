@@ -18,7 +18,7 @@ MAY_INCLUDE = {
 }
 # Third-party headers and the files that may include them: few, so that a library can be replaced.
 MAY_SEE = {
-    "nlohmann/": {"core/io/json.h", "core/precompiled.h"},
+    "nlohmann/": {"core/io/json.h", "lua/precompiled.h"},
     "sentencepiece": {"core/data/sentencepiece.cpp"},
     "CLI/": {"lua/cli.cpp"},
     "openssl/": {"core/net/proof.cpp", "core/base/base64.cpp"},
