@@ -140,6 +140,7 @@ int push_tensor(lua_State* L, Tensor tensor);
 void add_files(lua_State* L);
 void add_graph(lua_State* L);
 void add_tensor(lua_State* L);
+void add_device(lua_State* L);
 void add_program(lua_State* L);
 void add_data(lua_State* L);
 void add_system(lua_State* L);

@@ -118,6 +118,7 @@ State::State(const Settings& settings, Gpus gpus) {
   add_files(L_);
   add_graph(L_);
   add_tensor(L_);
+  add_device(L_);
   add_program(L_);
   add_data(L_);
   add_system(L_);
