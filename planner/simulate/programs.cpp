@@ -382,13 +382,10 @@ ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Pla
   ProgramsTime unfit;
   unfit.seconds = std::numeric_limits<double>::infinity();
   unfit.ranks.resize(devices.size());
-  const auto add_memory = [&](ProgramsTime& time) {
-    for (size_t r = 0; r < devices.size(); ++r) {
-      time.ranks[r].memory_bytes = static_cast<double>(memory_of(*all.programs[r]).total());
-      time.ranks[r].limit_bytes = devices[r].memory_bytes;
-    }
-  };
-  add_memory(unfit);
+  for (size_t r = 0; r < devices.size(); ++r) {
+    unfit.ranks[r].memory_bytes = static_cast<double>(memory_of(*all.programs[r]).total());
+    unfit.ranks[r].limit_bytes = devices[r].memory_bytes;
+  }
   if (only_fitting && !unfit.fits()) return unfit;
   const WireTimeOf wire_time = [&](const CollectiveRequest& request, const std::vector<int>& ranks) {
     std::vector<int> members;
@@ -397,7 +394,10 @@ ProgramsTime simulate(const Graph& graph, const PlacementTable* table, const Pla
   };
   ProgramsTime time =
       ProgramsSimulation(all.programs, all.groups, devices, wire_time, with_events, !group.is_mesh()).run();
-  add_memory(time);
+  for (size_t r = 0; r < devices.size(); ++r) {
+    time.ranks[r].memory_bytes = unfit.ranks[r].memory_bytes;
+    time.ranks[r].limit_bytes = unfit.ranks[r].limit_bytes;
+  }
   return time;
 }
 

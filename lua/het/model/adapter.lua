@@ -14,6 +14,7 @@ local adapter = {}
 --- The files of an adapter.
 adapter.config_file, adapter.tensors_file = "adapter_config.json", "adapter_model.safetensors"
 
+local name_in_file = layer_adapter.name_in_file
 local prefix = "base_model.model."
 
 -- The name in the file of a place's layer; of those of experts, of one of them.
@@ -43,9 +44,6 @@ local function names_of_fused(place, lora)
   local theirs = prefix .. place.fused:match "^(.*)%.[^.]+$" .. (is_inside and ".base_layer" or "")
   return theirs .. ".lora_A.weight", theirs .. ".lora_B.weight"
 end
-
--- The name of the layer that a place is part of in the file, or of the parameter; of experts with "*" for the number.
-local function name_in_file(place) return place.in_fused and place.fused or place.names[1] end
 
 -- Whole names in the file of a place's layer, one for each expert, or of its parameter.
 local function whole_names(place)

@@ -16,6 +16,10 @@ local function name_of(part, which) return part == "" and which or part .. "." .
 -- @string[opt] shares the part whose A it has (default: `part`)
 function adapter.names(part, shares) return name_of(shares or part, "lora_a"), name_of(part, "lora_b") end
 
+--- The name in a file of the layer, or of the fused parameter, that a place (het.nn.lora) is part of; of experts with
+-- "*" for the number.
+function adapter.name_in_file(place) return place.in_fused and place.fused or place.names[1] end
+
 --- The names in a model of the parameters of a place's adapter (het.nn.lora): of A and of B.
 -- @tparam table place { path, part, beside =, shares = }
 function adapter.parameters_of(place)

@@ -2,10 +2,13 @@
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
+local layer_adapter = require "het.nn.adapter"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local lora = {}
+
+local name_in_file = layer_adapter.name_in_file
 
 local function freeze(copy) copy.frozen = true end
 
@@ -245,9 +248,6 @@ local function targets_of(places, list)
   return count == #list and short or whole
 end
 
--- The name in a file of the layer, or parameter, that a place is part of.
-local function name_in_file(place) return place.in_fused and place.fused or place.names[1] end
-
 -- Does a name end so, of a place or of the parameter that it is in? After "^" it is the whole name in a file.
 local function is_named(place, wanted)
   local whole = wanted:match "^%^(.*)"
@@ -383,9 +383,8 @@ lora.lora = define.constructor {
           return report("targets", ("nn.lora.targets: %s is no name"):format(text.value(target)))
         end
       end
-      local list = chosen(a.model, places, a.targets, a.parameters, report)
-      check_parameters(a, places, list, report)
-      for _, place in ipairs(chosen_parameters(places, a.parameters, function() end)) do list[#list + 1] = place end
+      check_parameters(a, places, chosen(a.model, places, a.targets, a.parameters, report), report)
+      local list = lora.lora_places(a.model, a.targets, a.parameters)
       if #list > 0 then set_ranks(a, list, report) end
     end
   end,
