@@ -47,7 +47,6 @@ using planner::Cluster;
 using planner::Planned;
 using planner::Request;
 
-constexpr int kMostTensor = 8;  // devices that share a layer
 constexpr int kMostHosts = 1 << 16, kMostBatch = 1 << 20;
 
 Link link_at(lua_State* L, int index) {

@@ -7,14 +7,13 @@
 #include "core/run/cluster.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
+#include "lua/planning.h"
 #include "planner/model/graph_model.h"
 #include "planner/profile/measure.h"
 #include "planner/profile/profile.h"
 
 namespace het::lua {
 namespace {
-
-constexpr int kMostTensor = 8;  // devices that share a layer
 
 // {name, tokens} at `index` of the graph of a micro-batch of one sample.
 planner::Model model_at(lua_State* L, const Graph& graph, int index) {

@@ -20,6 +20,8 @@ struct Fallback;  // planner/fallback.h
 
 namespace het::lua {
 
+inline constexpr int kMostTensor = 8;  // devices that share a layer in what is measured and planned
+
 // How a search for a plan is to go on: it looks at this between candidates.
 struct SearchPace {
   std::atomic<bool> given_up = false;
