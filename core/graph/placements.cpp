@@ -367,20 +367,31 @@ NodeSharding PlacementTable::replicated(NodeId node) const {
 }
 
 TensorSlice PlacementTable::slice(ValueId id, PlacementId placement, const Shares& shares, int part) const {
+  AxisCuts cuts(shares);
+  return slice(id, placement, cuts, part);
+}
+
+TensorSlice PlacementTable::slice(ValueId id, PlacementId placement, AxisCuts& cuts, int part) const {
   const TensorSlice whole = TensorSlice::whole(graph_.type(id).shape);
   const Placement& lies = placements(id)[placement];
   if (!lies.is_sharded()) return whole;
-  const int64_t units = axes_[static_cast<size_t>(lies.axis)].units;
-  const std::vector<int64_t> points = cut_points(units, shares);
+  const LogicalAxis& axis = axes_[static_cast<size_t>(lies.axis)];
+  const Range units = cuts.units_of(axis, lies.axis, part);
   Ranges keep;
   int64_t start = 0;
   for (const int64_t size : lies.segments) {
-    const int64_t granule = size / units;
-    keep.push_back({start + points[static_cast<size_t>(part)] * granule,
-                    start + points[static_cast<size_t>(part) + 1] * granule});
+    const int64_t granule = size / axis.units;
+    keep.push_back({start + units.begin * granule, start + units.end * granule});
     start += size;
   }
   return whole.narrowed(lies.dim, keep);
+}
+
+Range AxisCuts::units_of(const LogicalAxis& axis, int number, int part) {
+  const auto at = static_cast<size_t>(number);
+  if (points_.size() <= at) points_.resize(at + 1);
+  if (points_[at].empty()) points_[at] = cut_points(axis.units, shares_);
+  return {points_[at][static_cast<size_t>(part)], points_[at][static_cast<size_t>(part) + 1]};
 }
 
 }  // namespace het

@@ -66,6 +66,18 @@ struct NodeSharding {
   bool operator==(const NodeSharding&) const = default;
 };
 
+// Where axes are cut into parts in proportion to shares; each is found when it is first asked for.
+class AxisCuts {
+ public:
+  explicit AxisCuts(Shares shares) : shares_(std::move(shares)) {}
+  // The units of an axis that a part has. `number`: the axis among those of its table.
+  Range units_of(const LogicalAxis& axis, int number, int part);
+
+ private:
+  Shares shares_;
+  std::vector<std::vector<int64_t>> points_;  // by axis; empty: not yet
+};
+
 // Immutable once made; safe to read from several threads. Keeps the graph by reference.
 class PlacementTable {
  public:
@@ -83,8 +95,10 @@ class PlacementTable {
   }
   NodeSharding replicated(NodeId node) const;
 
-  // What part `part` of `shares` has of a value that lies so; all of it where it is not sharded.
+  // What part `part` of `shares` has of a value that lies so; all of it where it is not sharded. For many
+  // values: AxisCuts of these shares, which cut each axis once.
   TensorSlice slice(ValueId id, PlacementId placement, const Shares& shares, int part) const;
+  TensorSlice slice(ValueId id, PlacementId placement, AxisCuts& cuts, int part) const;
 
  private:
   const Graph& graph_;

@@ -19,6 +19,7 @@ class Partition {
       : table_(table),
         graph_(table.graph()),
         program_(program),
+        cuts_(program.shares),
         part_(part),
         axis_(axis),
         own_(own),
@@ -66,7 +67,7 @@ class Partition {
   PlacementId lies(ValueId id) const { return program_.values[static_cast<size_t>(id)]; }
   const Placement& placement(ValueId id, PlacementId lies) const { return table_.placements(id)[lies]; }
   TensorSlice slice(ValueId id, PlacementId lies, int part) const {
-    return table_.slice(id, lies, program_.shares, part);
+    return table_.slice(id, lies, cuts_, part);
   }
 
   // --- what comes from outside
@@ -212,16 +213,16 @@ class Partition {
   // have.
   ValueId exchange(ValueId value, ValueId id, PlacementId to) {
     const int64_t dim = placement(id, lies(id)).dim;
+    HET_REQUIRE(placement(id, to).dim != dim, id);
+    const TensorSlice own = slice(id, to, part_);
     std::vector<ValueId> sent;
     std::vector<TensorSlice> received;
-    std::vector<int64_t> counts;
+    std::vector<int64_t> counts, across;  // across: of what a receiver gets, for each index of `dim`
+    for (const int64_t count : counts_of(id, to)) across.push_back(count / own.whole_shape()[dim]);
     for (int from = 0; from < program_.parts(); ++from) {
-      const Ranges own = slice(id, lies(id), from).ranges(dim);
-      for (int receiver = 0; receiver < program_.parts(); ++receiver) {
-        const TensorSlice block = slice(id, to, receiver).narrowed(dim, own);
-        counts.push_back(block.elements());
-        if (receiver == part_) received.push_back(block);
-      }
+      const Ranges ranges = slice(id, lies(id), from).ranges(dim);
+      for (const int64_t count : across) counts.push_back(count * size_of(ranges));
+      received.push_back(own.narrowed(dim, ranges));
     }
     for (int receiver = 0; receiver < program_.parts(); ++receiver)
       sent.push_back(flat(cut(value, id, to, receiver)));
@@ -327,6 +328,7 @@ class Partition {
   const PlacementTable& table_;
   const Graph& graph_;
   const ShardingProgram& program_;
+  mutable AxisCuts cuts_;  // what was asked for is known
   int part_, axis_;
   const Graph* own_;
   Graph result_;

@@ -16,7 +16,9 @@ class Fitter {
   Fitter(const Request& request, std::optional<double> known_seconds)
       : request_(request),
         costs_(*request.table, *request.group, request.microbatches, true),
-        known_seconds_(known_seconds) {}
+        known_seconds_(known_seconds) {
+    if (request.is_wide) costs_.set_wide();
+  }
 
   std::optional<Fitting> run(const ShardingProgram& start, const ProgramsTime& time) {
     price_where_short(time);

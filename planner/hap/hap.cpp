@@ -44,6 +44,7 @@ class Synthesis {
   explicit Synthesis(const Request& request)
       : request_(request), costs_(*request.table, *request.group, request.microbatches) {
     costs_.set_outer(request.outer);
+    if (request.is_wide) costs_.set_wide();
   }
 
   ShardingCosts& costs() { return costs_; }
@@ -262,6 +263,7 @@ Answer synthesise(const Request& request) {
   if (answer.best.found()) answer.overlapping = overlapping(synthesis, request, answer.best);
   answer.bound_for_shares = std::max(answer.bound_for_shares, answer.bound);
   answer.searches = synthesis.searches();
+  answer.is_wide = synthesis.is_wide();
   answer.search_seconds = steady_seconds() - begin;
   return answer;
 }

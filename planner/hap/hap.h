@@ -44,6 +44,7 @@ struct Request {
   int microbatch = 1;                  // samples of the graph
   const DeviceGroup* outer = nullptr;  // of a graph that is a part: ShardingCosts::set_outer()
   SearchOptions options = {};          // of every search
+  bool is_wide = false;                // it is known that the graph is (search.h)
 };
 
 // One kind of program. `problem` says why there is none.
@@ -80,6 +81,7 @@ struct Answer {
   Ticks bound_for_shares = 0;  // nor with these shares
   double search_seconds = 0;   // of all searches
   int searches = 0;
+  bool is_wide = false;  // the graph is (search.h)
 };
 Answer synthesise(const Request& request);
 // Its program alone, without a bound, then those that may be faster as they are run: the overlapping ones,

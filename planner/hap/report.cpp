@@ -119,8 +119,9 @@ class Lister {
     const auto& placements = table_.placements(id);
     if (to != kReplicated && placements[from].dim != placements[to].dim) return "all_to_all";
     std::vector<double> counts;
+    AxisCuts cuts(program_.shares);
     for (int part = 0; part < group_.size(); ++part)
-      counts.push_back(static_cast<double>(table_.slice(id, from, program_.shares, part).elements() *
+      counts.push_back(static_cast<double>(table_.slice(id, from, cuts, part).elements() *
                                            bytes_of(graph_.type(id).dtype)));
     return group_.gather_of(counts) == Gather::padded ? "all_gather (padded)"
                                                       : "all_gather (grouped broadcast)";
@@ -232,7 +233,9 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   }
   if (!fastest.fits()) {
     const auto known = time.fits() ? std::optional(time.seconds) : std::nullopt;
-    if (auto fitting = fit(request, answer.best.program, fastest, known))
+    Request again = request;
+    again.is_wide = answer.is_wide;
+    if (auto fitting = fit(again, answer.best.program, fastest, known))
       take(fitting->made, fitting->plan, std::move(fitting->time), "");
   }
   const std::vector<Grid> grids = with_meshes ? grids_of(*request.group) : std::vector<Grid>{};
@@ -313,8 +316,8 @@ std::string to_text(const Report& report) {
     text +=
         "\nnothing is cut: every device runs the whole model on the whole batch, as one device alone would";
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
-  text += fmt::format("\na step on {}, which computes longest: {}", report.slowest,
-                      planner::to_text(report.parts));
+  text +=
+      fmt::format("\na step on {}, slowest in compute: {}", report.slowest, planner::to_text(report.parts));
   text += fmt::format("\nwithout overlap {}: {} of computing, {} of communication\n",
                       show_seconds(report.seconds), show_seconds(report.compute_seconds),
                       show_seconds(report.communication_seconds));

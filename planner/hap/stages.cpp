@@ -164,7 +164,8 @@ class Stages {
     }
     if (fits || programs.empty()) return fits;
     const auto time = simulate(*sized.graph, to_plan(request, programs[0].program));
-    if (const auto fitting = time ? fit(request, programs[0].program, *time) : std::nullopt)
+    if (const auto fitting =
+            time ? fit(request, programs[0].program, *time, answer_.rival_seconds) : std::nullopt)
       add(fitting->plan);
     return fits;
   }

@@ -130,6 +130,7 @@ StageGraphs::Part& StageGraphs::part(const Place& place) {
   const auto entry = parts_.emplace(place, std::move(made)).first;
   entry->second->axis = &entry->first.first.back();
   entry->second->coordinate = entry->first.second.back();
+  entry->second->cuts = std::make_unique<AxisCuts>(entry->second->axis->shares);
   return *entry->second;
 }
 
@@ -188,7 +189,7 @@ TensorSlice StageGraphs::slice(const StageCut& cut, ValueId id, int device) {
   for (const Part* at = &own; at->of != nullptr; at = at->of) {
     const auto [outer, lies] = at->origins[static_cast<size_t>(id)];
     HET_REQUIRE(outer != kAbsent, id);
-    const TensorSlice here = at->of->table->slice(outer, lies, at->axis->shares, at->coordinate);
+    const TensorSlice here = at->of->table->slice(outer, lies, *at->cuts, at->coordinate);
     slice = slice ? nested(here, *slice) : here;
     id = outer;
   }

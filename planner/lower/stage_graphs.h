@@ -51,6 +51,7 @@ class StageGraphs {
     std::vector<Origin> origins;  // by value: in the graph of `of`
     const StageAxis* axis = nullptr;
     int coordinate = 0;
+    std::unique_ptr<AxisCuts> cuts;  // of the graph of `of`
     // Made when it is cut. Of parts where operands are absent that count on the first one alone, the table is
     // of their graph with these.
     Graph completed;

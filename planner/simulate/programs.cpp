@@ -1,6 +1,7 @@
 #include "planner/simulate/programs.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -50,7 +51,22 @@ class ProgramsSimulation {
         wire_time_(wire_time),
         with_events_(with_events),
         shared_ports_(shared_ports),
-        ranks_(programs.size()) {}
+        ranks_(programs.size()) {
+    std::map<std::tuple<const Program*, double, double, double>, std::vector<double>*> known;
+    for (size_t r = 0; r < programs.size(); ++r) {
+      const hap::Device& device = devices[r];
+      const auto [entry, fresh] = known.emplace(
+          std::tuple(programs[r], device.f32_flops, device.half_flops, device.memory_bytes_per_second),
+          nullptr);
+      const std::vector<Instruction>& instructions = programs[r]->instructions;
+      if (fresh) entry->second = &seconds_.emplace_back(instructions.size(), 0);
+      for (size_t i = 0; i < instructions.size() && fresh; ++i)
+        if (const auto* compute = std::get_if<Compute>(&instructions[i]))
+          (*entry->second)[i] = seconds_of(*compute, device);
+      ranks_[r].seconds = entry->second;
+      ranks_[r].operation_of.resize(instructions.size(), {-1, 0});
+    }
+  }
 
   ProgramsTime run() {
     while (true) {
@@ -95,8 +111,9 @@ class ProgramsSimulation {
     double clock = 0, compute = 0, exposed = 0;
     StepParts parts;
     RankWays<double> ways;
-    std::map<int, std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
-    std::map<int, int> counts;                           // of what was started in a queue
+    const std::vector<double>* seconds = nullptr;      // that instructions compute
+    std::vector<std::pair<int, size_t>> operation_of;  // of a Start: the operation, and which member
+    std::map<int, int> counts;                         // of what was started in a queue
   };
 
   // When the last member has come to it: each after what its queue had before.
@@ -158,7 +175,7 @@ class ProgramsSimulation {
   bool run(int r, const Instruction& instruction) {
     Rank& rank = ranks_[static_cast<size_t>(r)];
     if (const auto* compute = std::get_if<Compute>(&instruction)) {
-      const double seconds = seconds_of(*compute, devices_[static_cast<size_t>(r)]);
+      const double seconds = (*rank.seconds)[rank.next];
       note(r, instruction, rank.clock, rank.clock + seconds);
       rank.clock += seconds;
       rank.compute += seconds;
@@ -166,7 +183,8 @@ class ProgramsSimulation {
     } else if (const auto* start = std::get_if<Start>(&instruction)) {
       begin(r, *start);
     } else {
-      const auto [id, member] = rank.operation_of.at(std::get<Await>(instruction).start);
+      const auto [id, member] = rank.operation_of[static_cast<size_t>(std::get<Await>(instruction).start)];
+      HET_REQUIRE(id >= 0, r, rank.next);
       const Operation& operation = operations_[static_cast<size_t>(id)];
       const double finished = operation.finished[member];
       if (finished < 0) return false;
@@ -227,7 +245,7 @@ class ProgramsSimulation {
     operation.started[member] = rank.clock;
     operation.requests[member] = request;
     operation.starts[member] = &programs_[static_cast<size_t>(r)]->instructions[rank.next];
-    rank.operation_of[static_cast<int>(rank.next)] = {entry->second, member};
+    rank.operation_of[rank.next] = {entry->second, member};
   }
 
   void finish(Operation& operation, double arrived) {
@@ -263,6 +281,7 @@ class ProgramsSimulation {
   const WireTimeOf& wire_time_;
   const bool with_events_, shared_ports_;
   std::map<Interface, RankWays<double>> interfaces_;
+  std::deque<std::vector<double>> seconds_;  // that instructions compute, by program and rates
   std::vector<Rank> ranks_;
   std::vector<ProgramEvent> events_;
   std::vector<Operation> operations_;
