@@ -305,7 +305,7 @@ std::string text_of(const planner::ProgramsTime& time, const Plan& plan, const s
   }
   const planner::StepParts& parts = ranks[time.longest()].use.parts;
   text += fmt::format("step {}, simulated from the programs of all ranks\n", show_seconds(time.seconds));
-  text += fmt::format("a step on {}, which computes longest: {}\n", ranks[time.longest()].device,
+  text += fmt::format("a step on {}, slowest in compute: {}\n", ranks[time.longest()].device,
                       planner::to_text(parts));
   std::string binds;
   for (const std::string_view name : planner::what_binds(parts))

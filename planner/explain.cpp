@@ -390,7 +390,7 @@ std::string to_text(const PlanReport& report) {
                       show_seconds(report.step_seconds), show_count(report.tokens_per_second),
                       100 * report.bubble, show_seconds(report.exposed_seconds),
                       show_seconds(report.update_seconds));
-  text += fmt::format("a step on {}, which compute longest: {}\n", report.slowest, to_text(report.parts));
+  text += fmt::format("a step on {}, slowest in compute: {}\n", report.slowest, to_text(report.parts));
   text += binding_text(report);
   if (report.pieces > 0)
     text += fmt::format(

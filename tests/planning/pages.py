@@ -94,7 +94,7 @@ class Pages(Case):
     def test_the_page_is_whole(self):
         self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--html=plan.html')
         page = (self.folder / 'plan.html').read_text()
-        for words in ('<!doctype html>', '<h2>What a step goes to</h2>', 'which compute longest', 'class="parts"', 'One step', 'A100-80', 'het.plan {', '</html>'):
+        for words in ('<!doctype html>', '<h2>What a step goes to</h2>', 'slowest in compute', 'class="parts"', 'One step', 'A100-80', 'het.plan {', '</html>'):
             self.assertIn(words, page)
         self.assertNotIn('http', page)
 

@@ -20,7 +20,7 @@ class Plans(Case):
         out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')
         for words in ('device', 'layers', 'memory', 'free', 'busy', 'why', 'tokens/s', 'bubble', 'exposed communication',
                       'no plan takes less than', 'for a billion tokens', 'estimated from the data sheet', 'het.plan {',
-                      'which compute longest: compute', 'what binds: ', 'what helps, each alone: '):
+                      'slowest in compute: compute', 'what binds: ', 'what helps, each alone: '):
             self.assertIn(words, out)
 
     def test_what_is_hardly_meant_is_noted(self):

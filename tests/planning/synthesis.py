@@ -170,7 +170,7 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         [slowest] = [device for device in devices if device['device'] == answer['report']['slowest']]
         self.assertEqual(slowest['parts'], answer['report']['parts'])
         self.assertEqual(report['report']['slowest'], slowest['device'])
-        self.assertRegex(text, r'a step on %s, which computes longest: compute \d' % slowest['device'])
+        self.assertRegex(text, r'a step on %s, slowest in compute: compute \d' % slowest['device'])
         spread = answer['link_spread']
         self.assertEqual(len(spread['cases']), 4)
         self.assertTrue(spread['least'] <= step < spread['most'])

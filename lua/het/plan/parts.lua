@@ -27,7 +27,7 @@ function parts.html(report, escape)
     end
   end
   for i, what in ipairs(report.helps or {}) do helps[i] = ("<li>%s</li>"):format(escape(what.text)) end
-  return ('\n<h2>What a step goes to</h2>\n<p>On %s, which compute longest.</p>\n<div class="parts">%s</div>'
+  return ('\n<h2>What a step goes to</h2>\n<p>On %s, slowest in compute.</p>\n<div class="parts">%s</div>'
     .. '<div class="legend">%s</div>\n%s'):format(escape(report.slowest), table.concat(bars), table.concat(legend),
       #helps > 0 and "<p>What would make it shorter, each alone:</p>\n<ul>" .. table.concat(helps) .. "</ul>\n"
         or report.helps and "<p>No change that was simulated makes it shorter by 1 %.</p>\n" or "")
