@@ -106,8 +106,10 @@ class Cluster:
         self.fail(f'no whole snapshot was stored within {PATIENCE} s')
 
     def settle(self):
-        """What was being put into the store when all ended is no snapshot."""
+        """What was being put into the store when all ended is no snapshot; the last steps are read."""
         time.sleep(0.5)
+        for _, record in iter(self.metrics.next, None):
+            self.newest = record.get('step', self.newest)
         for path in self.bucket.glob('*/*.new'):
             path.unlink()
 
@@ -172,7 +174,7 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
     cluster = Cluster(hetrun, network, folder)
     try:
         before = train_until_loss(cluster, scenario, scenario.words(), lambda: cluster.until_stored(scenario.machines))
-        newest, began = cluster.newest, time.monotonic()
+        began = time.monotonic()
         for machine in scenario.lost:
             cluster.kill(machine)
         ours, timelines = 0, []
@@ -188,6 +190,7 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
         received = received_since(network, before)
         cluster.end()
         cluster.settle()
+        newest = cluster.newest
         # All processes end, and begin again on the machines that are there: what they have is in the cloud.
         began = time.monotonic()
         cluster.begin(scenario.after, [*scenario.words(), '--resume'], least=len(scenario.after))
