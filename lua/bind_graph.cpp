@@ -3,6 +3,7 @@
 
 #include "core/base/nearest.h"
 #include "core/graph/custom_gradient.h"
+#include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "lua/distributed.h"
 #include "lua/objects.h"
@@ -116,6 +117,16 @@ int graph_differentiate(lua_State* L) {  // -> {[parameter name] = gradient}
     lua_rawset(L, -3);
   }
   return 1;
+}
+
+void graph_join_classifiers(GraphHandle& graph, std::vector<std::vector<NodeId>> apart) {
+  std::vector<std::pair<NodeId, NodeId>> ranges;
+  for (const std::vector<NodeId>& range : apart) {
+    if (range.size() != 2) fail_usage("a range of nodes is {{ first, last }}");
+    ranges.emplace_back(range[0], range[1]);
+  }
+  graph->open();
+  join_classifiers(graph->graph, ranges);
 }
 
 // Tensors beside its values become inputs, which native.run_on_mesh gives it.
@@ -241,12 +252,13 @@ std::vector<std::string> graph_layers(GraphHandle& graph) {
 }
 
 int graph_cost(lua_State* L) {  // of one micro-batch, forward and backward
-  auto& graph = check_object<GraphHandle>(L, 1);
+  auto& whole = check_object<GraphHandle>(L, 1);
+  const Graph graph = prune(whole->graph);
   Cost total;
-  std::vector<double> by_layer(graph->graph.layers.size(), 0.0);
-  for (const Node& node : graph->graph.nodes) {
+  std::vector<double> by_layer(graph.layers.size(), 0.0);
+  for (const Node& node : graph.nodes) {
     if (node.phase == Phase::update) continue;
-    const Cost cost = cost_of(graph->graph, node);
+    const Cost cost = cost_of(graph, node);
     total.flops += cost.flops;
     total.bytes += cost.bytes;
     if (node.layer >= 0) by_layer[node.layer] += cost.flops;
@@ -430,14 +442,14 @@ int method_of(lua_State* L, std::string_view what, std::string_view name, std::v
 
 void add_graph(lua_State* L) {
   make_class<GraphHandle>(
-      L,
-      {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
-       bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
-       bind<&graph_enter_layer>("enter_layer"), bind<&graph_push_scope>("push_scope"),
-       bind<&graph_pop_scope>("pop_scope"), bind<&graph_set_phase>("set_phase"),
-       bind<&graph_differentiate>("differentiate"), bind<&graph_gradients>("gradients"),
-       bind<&graph_capture>("capture"), bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"),
-       bind<&graph_cost>("cost"), bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
+      L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
+          bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
+          bind<&graph_enter_layer>("enter_layer"), bind<&graph_push_scope>("push_scope"),
+          bind<&graph_pop_scope>("pop_scope"), bind<&graph_set_phase>("set_phase"),
+          bind<&graph_differentiate>("differentiate"), bind<&graph_gradients>("gradients"),
+          bind<&graph_join_classifiers>("join_classifiers"), bind<&graph_capture>("capture"),
+          bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
+          bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.",
                 {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators"),

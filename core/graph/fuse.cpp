@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/base/bits.h"
 #include "core/base/error.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/op.h"
@@ -18,16 +19,17 @@ bool changes_state(const Graph& graph, const Node& node) {
 }
 
 // The same graph with the nodes for which keep[i] holds, in order.
-Graph with_nodes(const Graph& graph, const std::vector<bool>& keep) {
-  Graph result = graph;
-  result.nodes.clear();
+Graph with_nodes(Graph graph, const std::vector<bool>& keep) {
+  size_t kept = 0;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (!keep[n]) continue;
     for (const ValueId id : graph.nodes[n].outputs)
-      if (id != kAbsent) result.values[id].producer = static_cast<NodeId>(result.nodes.size());
-    result.nodes.push_back(graph.nodes[n]);
+      if (id != kAbsent) graph.values[id].producer = static_cast<NodeId>(kept);
+    if (kept != n) graph.nodes[kept] = std::move(graph.nodes[n]);
+    ++kept;
   }
-  return result;
+  graph.nodes.erase(graph.nodes.begin() + static_cast<std::ptrdiff_t>(kept), graph.nodes.end());
+  return graph;
 }
 
 // An elementwise node under construction: a program over graph values.
@@ -98,6 +100,22 @@ std::vector<bool> needed_nodes(const Graph& graph) {
   return keep;
 }
 
+// The same graph without results that no kept node reads in `like`, where their operators can leave them out.
+Graph without_unread(Graph graph, const Graph& like, const std::vector<bool>& keep) {
+  std::vector<bool> read(like.values.size());
+  for (const Output& output : like.outputs) read[output.value] = true;
+  for (size_t n = 0; n < like.nodes.size(); ++n)
+    for (const ValueId id : like.nodes[n].inputs)
+      if (keep[n] && id != kAbsent) read[id] = true;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const std::vector<ValueId>& known = like.nodes[n].outputs;
+    for (size_t o = 0; o < known.size(); ++o)
+      if (has_bit(graph.nodes[n].op->optional_outputs, o) && known[o] != kAbsent && !read[known[o]])
+        graph.nodes[n].outputs[o] = kAbsent;
+  }
+  return graph;
+}
+
 // How many nodes read each value, and outputs name it.
 std::vector<int> uses_of(const Graph& graph) {
   std::vector<int> uses(graph.values.size(), 0);
@@ -142,7 +160,7 @@ class Activations {
       if (is_step(node, Pointwise::gelu_tanh)) take(static_cast<NodeId>(n));
       if (is_step(node, Pointwise::gelu_tanh_gradient)) take_gradient(static_cast<NodeId>(n));
     }
-    return with_nodes(graph_, keep_);
+    return with_nodes(std::move(graph_), keep_);
   }
 
  private:
@@ -268,7 +286,7 @@ Graph join_chains(const Graph& graph) {
       node.step_scopes = chains[n]->scopes;
     }
   }
-  return with_nodes(result, keep);
+  return with_nodes(std::move(result), keep);
 }
 
 namespace {
@@ -287,7 +305,7 @@ class Additions {
       if (graph_.nodes[n].op->adds_before >= 0) take_sum(static_cast<NodeId>(n));
       if (is_step(graph_.nodes[n], Pointwise::add)) give_result(static_cast<NodeId>(n));
     }
-    return with_nodes(graph_, keep_);
+    return with_nodes(std::move(graph_), keep_);
   }
 
  private:
@@ -364,7 +382,33 @@ Graph prune(const Graph& graph) { return prune(graph, graph); }
 
 Graph prune(const Graph& graph, const Graph& like) {
   HET_REQUIRE(graph.nodes.size() == like.nodes.size(), graph.nodes.size(), like.nodes.size());
-  return with_nodes(graph, needed_nodes(like));
+  const std::vector<bool> keep = needed_nodes(like);
+  return with_nodes(without_unread(graph, like, keep), keep);
+}
+
+void join_classifiers(Graph& graph, const std::vector<std::pair<NodeId, NodeId>>& apart) {
+  const std::vector<int> uses = uses_of(graph);
+  const auto is_apart = [&](NodeId node) {
+    return std::any_of(apart.begin(), apart.end(),
+                       [&](const auto& range) { return node >= range.first && node < range.second; });
+  };
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    Node& node = graph.nodes[n];
+    if (node.op->with_linear.empty() || uses[node.inputs[0]] != 1) continue;
+    const Value& logits = graph.values[node.inputs[0]];
+    if (logits.producer < 0 || is_apart(static_cast<NodeId>(n)) || is_apart(logits.producer)) continue;
+    const double rows = logits.type.shape.size() < 2 ? 1 : static_cast<double>(logits.type.shape[0]);
+    if (static_cast<double>(logits.type.bytes()) < rows * node.op->with_linear_from) continue;
+    const Node& linear = graph.nodes[logits.producer];
+    if (!linear.op->is_linear || linear.layer != node.layer ||
+        linear.attributes.get<std::string>("activation", "none") != "none")
+      continue;
+    std::vector<ValueId> inputs = linear.inputs;
+    inputs.resize(3, kAbsent);  // x, weight and bias
+    inputs.insert(inputs.end(), node.inputs.begin() + 1, node.inputs.end());
+    node.op = &op_named(node.op->with_linear);
+    node.inputs = std::move(inputs);
+  }
 }
 
 Graph join(const Graph& graph) { return join_additions(join_chains(join_activations(graph))); }

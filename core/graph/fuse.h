@@ -2,6 +2,9 @@
 // them, chains of elementwise nodes into single `fused` nodes, additions into the norms beside them.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "core/graph/graph.h"
 
 namespace het {
@@ -9,11 +12,16 @@ namespace het {
 // What no node needs dropped, then activations joined, then chains, then additions.
 Graph fuse(const Graph& graph);
 
-// Drop nodes that reach no output, no state and no update; or those that reach none in `like`, a graph of as
-// many nodes: so the graphs of ranks that share a layer keep the same ones, collectives among them, though an
-// operand may count on one rank alone.
+// Drop nodes that reach no output, no state and no update, and results that nothing reads, where the operator
+// can leave them out; or what is so in `like`, a graph of as many nodes: so the graphs of ranks that share a
+// layer keep the same ones, collectives among them, though an operand may count on one rank alone.
 Graph prune(const Graph& graph);
 Graph prune(const Graph& graph, const Graph& like);
+
+// Joins a loss with the `linear` whose result it alone reads, where an operator computes both and the result
+// is large enough (OpDef::with_linear): logits are then never all in memory. Before differentiation, since
+// gradients are those of what is there. Nodes [first, second) of the ranges `apart` are left as they are.
+void join_classifiers(Graph& graph, const std::vector<std::pair<NodeId, NodeId>>& apart = {});
 
 // fuse() of what is needed already: nothing is dropped.
 Graph join(const Graph& graph);

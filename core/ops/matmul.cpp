@@ -266,6 +266,7 @@ std::vector<OpDef> matmul_ops() {
        .gradient = gradient_linear,
        .flops = linear_flops,
        .preactivation_result = 1,
+       .is_linear = true,
        .sharding = {{.cut = "..."},                                                // samples, tokens
                     {.cut = "out"},                                                // column-parallel
                     {.cut = "in", .sums = "y", .once = "bias", .when = is_plain},  // row-parallel

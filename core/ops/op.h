@@ -68,6 +68,8 @@ struct OpDef {
   uint32_t strided_inputs = 0, strided_outputs = 0;
   // Bit i: kernels can add into output i instead of overwriting it.
   uint32_t accumulates = 0;
+  // Bit i: kernels leave output i out where it is absent, so that prune() drops it where nothing reads it.
+  uint32_t optional_outputs = 0;
   // Pairs (output, input): the output is written over that input's memory; the input must be state or die
   // here.
   std::vector<std::pair<int, int>> in_place;
@@ -85,6 +87,13 @@ struct OpDef {
   // operand before the activation; result 0 is multiplied by the derivative there (linear_input_gradient).
   // -1: none.
   int preactivation_result = -1, preactivation_operand = -1;
+  // y = x weightᵀ + bias, of its operands in this order: linear.
+  bool is_linear = false;
+  // The operator that computes a `linear` and this one of its result, some rows at a time: log_probability.
+  // It takes the operands of both and has the same results. Its gradient multiplies once more, so that it is
+  // taken only from so many bytes of the `linear`'s result on, for each index of its first dimension.
+  std::string_view with_linear = {};
+  double with_linear_from = 0;
   // How it runs on parts of its operands (core/ops/sharding.h): the letters of a call, where the signature
   // does not give them; the rules; letters that none of them cuts, each with the reason; the attributes of a
   // call on a part, where they differ from the whole's.

@@ -70,7 +70,31 @@ std::unique_ptr<Kernel> prepare_cross_entropy(const KernelRequest& request) {
   });
 }
 
-std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& request) {
+std::unique_ptr<Kernel> prepare_log_probability(const KernelRequest& request) {
+  const Layout& logits = request.inputs[0];
+  require_packed(request, logits);
+  const int64_t rows = rows_of(logits), classes = logits.type.shape.back();
+  const int64_t ignore = integer(request, "ignore", -100);
+  return for_float(request, logits.type.dtype, [&]<typename T>(T) {
+    return make_kernel([=](const KernelArguments& a) {
+      const int32_t* labels = a.in<int32_t>(1);
+      check_labels("log_probability", labels, rows, classes, ignore);
+      parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* row = a.in<T>(0) + r * classes;
+          const float lse = row_lse(row, classes);
+          a.out<float>(1)[r] = lse;
+          a.out<float>(0)[r] = labels[r] == ignore ? 0.0F : static_cast<float>(row[labels[r]]) - lse;
+        }
+      });
+    });
+  });
+}
+
+// Of cross_entropy; by_row: of log_probability, where each row has a gradient.
+template <bool by_row>
+std::unique_ptr<Kernel> prepare_logits_gradient(const KernelRequest& request) {
+  constexpr const char* kName = by_row ? "log_probability_gradient" : "cross_entropy_gradient";
   const Layout& logits = request.inputs[1];
   require_packed(request, logits);
   const int64_t rows = rows_of(logits), classes = logits.type.shape.back();
@@ -78,14 +102,15 @@ std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& requ
   return for_float(request, logits.type.dtype, [&]<typename T>(T) {
     return make_kernel([=](const KernelArguments& a) {
       const int32_t* labels = a.in<int32_t>(2);
-      check_labels("cross_entropy_gradient", labels, rows, classes, ignore);
-      const float factor = a.in<float>(0)[0] * a.in<float>(3)[0];
+      check_labels(kName, labels, rows, classes, ignore);
+      const float* lses = a.in<float>(by_row ? 3 : 4);
       parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           const T* from = a.in<T>(1) + r * classes;
           T* to = a.out<T>(0) + r * classes;
           const bool counts = labels[r] != ignore;
-          const float lse = a.in<float>(4)[r];
+          const float lse = lses[r],
+                      factor = by_row ? -a.in<float>(0)[r] : a.in<float>(0)[0] * a.in<float>(3)[0];
           for_lanes(classes, [&](int64_t j, auto lanes) {
             store(to + j, counts ? exp(load(from + j, lanes) - lse) * factor : Vector{}, lanes);
           });
@@ -102,10 +127,12 @@ std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& requ
 // ---- fused with the classifier ----
 
 enum class Job {
-  loss,      // linear_cross_entropy
-  training,  // linear_cross_entropy_training
-  parts,     // linear_log_sum_exp
-  gradient,  // linear_cross_entropy_gradient
+  loss,           // linear_cross_entropy
+  training,       // linear_cross_entropy_training
+  parts,          // linear_log_sum_exp
+  gradient,       // linear_cross_entropy_gradient
+  rows,           // linear_log_probability
+  rows_gradient,  // linear_log_probability_gradient
 };
 
 struct Classifier {
@@ -115,11 +142,18 @@ struct Classifier {
   int64_t tiles;      // of rows
   DType dtype;
   bool bias;
+  bool dhidden, dweight, dbias;  // are asked for
   uint32_t accumulate;
   int threads;  // when it was prepared: the workspace is for so many
   int64_t gemm_space_bytes;
 
-  bool differentiates() const { return job == Job::training || job == Job::gradient; }
+  bool is_given_lse() const { return job == Job::gradient || job == Job::rows_gradient; }
+  bool differentiates() const { return job == Job::training || is_given_lse(); }
+  // Operands: hidden, weight, bias and labels from this one on. Results: dhidden, dweight, dbias.
+  int operand() const { return job == Job::rows_gradient ? 1 : 0; }
+  int result() const { return job == Job::training ? 1 : 0; }
+  // Whether gradients are added to what result `of` (1: dweight, 2: dbias) holds.
+  bool adds(int of) const { return ((accumulate >> (result() + of)) & 1) != 0; }
   int64_t tile_rows() const { return tiles == 0 ? 0 : (rows + tiles - 1) / tiles; }
 
   GemmShape logits_shape(int64_t count) const {  // logits^T[classes, count] = weight hidden^T
@@ -166,7 +200,7 @@ struct Classifier {
   // Floats: logits, dhidden of a tile in f32; lse, factor of its rows; then losses of all rows.
   int64_t own_floats() const {
     const int64_t count = tile_rows();
-    return (classes * count + 15) / 16 * 16 + (differentiates() ? (count * width + 15) / 16 * 16 : 0) +
+    return (classes * count + 15) / 16 * 16 + (dhidden ? (count * width + 15) / 16 * 16 : 0) +
            4 * (count + 16) + rows + 16;
   }
   int64_t gemm_bytes() const {
@@ -176,8 +210,8 @@ struct Classifier {
       const int64_t chunk = classes < kClassChunk ? classes : kClassChunk;
       for (const int64_t c : {chunk, classes % kClassChunk}) {
         if (c == 0) continue;
-        const int64_t a = Gemm(weight_shape(count, c, true)).workspace_bytes();
-        const int64_t b = Gemm(hidden_shape(count, c, true)).workspace_bytes();
+        const int64_t a = dweight ? Gemm(weight_shape(count, c, true)).workspace_bytes() : 0;
+        const int64_t b = dhidden ? Gemm(hidden_shape(count, c, true)).workspace_bytes() : 0;
         most = most > a ? most : a;
         most = most > b ? most : b;
       }
@@ -189,27 +223,28 @@ struct Classifier {
 
   template <typename T>
   void run(const KernelArguments& a) const {
-    const int32_t* labels = a.in<int32_t>(3);
+    const int32_t* labels = a.in<int32_t>(operand() + 3);
     check_labels(name(), labels, rows, of, ignore);
-    const float scale = job == Job::parts ? 0.0F : a.in<float>(4)[0];
+    const bool is_scaled = job == Job::loss || job == Job::training || job == Job::gradient;
+    const float scale = is_scaled ? a.in<float>(4)[0] : 0.0F;
     std::byte* gemm_space = a.workspace;
     auto* logits = reinterpret_cast<float*>(a.workspace + gemm_space_bytes);
     const int64_t most_rows = tile_rows();
-    float* dhidden = logits + (classes * most_rows + 15) / 16 * 16;
-    float* own_lse = dhidden + (differentiates() ? (most_rows * width + 15) / 16 * 16 : 0);
+    float* own_dhidden = logits + (classes * most_rows + 15) / 16 * 16;
+    float* own_lse = own_dhidden + (dhidden ? (most_rows * width + 15) / 16 * 16 : 0);
     float *factor = own_lse + most_rows + 16, *running = factor + most_rows + 16,
           *largest = running + most_rows + 16;
     float* losses = largest + most_rows + 16;
-    const float* biases = bias ? a.in<float>(2) : nullptr;
+    const float* biases = bias ? a.in<float>(operand() + 2) : nullptr;
     if (differentiates() && tiles == 0) clear_sums(a);
 
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const Range share = share_of(rows, tiles, tile);
       const int64_t count = share.end - share.begin;
-      const T* hidden = a.in<T>(0) + share.begin * width;
-      Gemm(logits_shape(count)).run(a.inputs[1], hidden, logits, nullptr, gemm_space);
+      const T* hidden = a.in<T>(operand()) + share.begin * width;
+      Gemm(logits_shape(count)).run(a.inputs[operand() + 1], hidden, logits, nullptr, gemm_space);
       const float* lse = own_lse;
-      if (job == Job::gradient) {
+      if (is_given_lse()) {
         lse = a.in<float>(5) + share.begin;
         if (bias) add_bias(logits, biases, count);
       } else {
@@ -218,15 +253,19 @@ struct Classifier {
       for (int64_t r = 0; r < count; ++r) {
         const int64_t row = share.begin + r, label = labels[row] - first;
         const bool counts = labels[row] != ignore, here = counts && label >= 0 && label < classes;
-        factor[r] = counts ? scale : 0.0F;
+        const float logit = here ? logits[label * count + r] : 0.0F;
+        factor[r] = !counts ? 0.0F : job == Job::rows_gradient ? -a.in<float>(0)[row] : scale;
         if (job == Job::parts) {
           a.out<float>(0)[row] = lse[r];
-          a.out<float>(0)[rows + row] = here ? logits[label * count + r] : 0.0F;
+          a.out<float>(0)[rows + row] = logit;
+        } else if (job == Job::rows) {
+          a.out<float>(0)[row] = here ? logit - lse[r] : 0.0F;
+          a.out<float>(1)[row] = lse[r];
         } else {
-          losses[row] = here ? lse[r] - logits[label * count + r] : 0.0F;
+          losses[row] = here ? lse[r] - logit : 0.0F;
         }
       }
-      if (differentiates()) gradients<T>(a, share, logits, dhidden, lse, factor, gemm_space);
+      if (differentiates()) gradients<T>(a, share, logits, own_dhidden, lse, factor, gemm_space);
     }
     if (job != Job::loss && job != Job::training) return;
     const float loss = scale * sum_in_order(losses, rows);
@@ -238,6 +277,8 @@ struct Classifier {
       case Job::loss: return "linear_cross_entropy";
       case Job::training: return "linear_cross_entropy_training";
       case Job::parts: return "linear_log_sum_exp";
+      case Job::rows: return "linear_log_probability";
+      case Job::rows_gradient: return "linear_log_probability_gradient";
       case Job::gradient: break;
     }
     return "linear_cross_entropy_gradient";
@@ -245,39 +286,40 @@ struct Classifier {
 
   // dweight and dbias of no rows: tiles, which there are none of, would write them.
   void clear_sums(const KernelArguments& a) const {
-    const int results = job == Job::training ? 1 : 0;
-    const int64_t sizes[] = {classes * width, bias ? classes : 0};
-    for (int i = 0; i < 2; ++i)
-      if (((accumulate >> (results + 1 + i)) & 1) == 0)
-        for (int64_t j = 0; j < sizes[i]; ++j) a.out<float>(results + 1 + i)[j] = 0;
+    const auto clear = [&](int of, int64_t size) {
+      for (int64_t j = 0; j < size && !adds(of); ++j) a.out<float>(result() + of)[j] = 0;
+    };
+    if (dweight) clear(1, classes * width);
+    if (dbias) clear(2, classes);
   }
 
   // From the logits of the rows of `share`, which are overwritten: their part of dhidden, dweight and dbias.
   template <typename T>
-  void gradients(const KernelArguments& a, Range share, float* logits, float* dhidden, const float* lse,
+  void gradients(const KernelArguments& a, Range share, float* logits, float* own_dhidden, const float* lse,
                  const float* factor, std::byte* gemm_space) const {
-    const int results = job == Job::training ? 1 : 0;  // the first of them
-    const int32_t* labels = a.in<int32_t>(3) + share.begin;
+    const int32_t* labels = a.in<int32_t>(operand() + 3) + share.begin;
     const int64_t count = share.end - share.begin;
-    const T* hidden = a.in<T>(0) + share.begin * width;
+    const T* hidden = a.in<T>(operand()) + share.begin * width;
     const bool later = share.begin > 0;
-    if (classes == 0)  // no product writes it
-      for (int64_t i = 0; i < count * width; ++i) dhidden[i] = 0;
+    if (classes == 0 && dhidden)  // no product writes it
+      for (int64_t i = 0; i < count * width; ++i) own_dhidden[i] = 0;
     for (int64_t from = 0; from < classes; from += kClassChunk) {
       const int64_t chunk = classes - from < kClassChunk ? classes - from : kClassChunk;
       float* part = logits + from * count;
-      float* dbias = bias ? a.out<float>(results + 2) + from : nullptr;
-      differentiate(part, labels, first + from, chunk, count, lse, factor, dbias,
-                    later || ((accumulate >> (results + 2)) & 1));
-      Gemm(weight_shape(count, chunk, later || ((accumulate >> (results + 1)) & 1)))
-          .run(part, hidden, a.out<float>(results + 1) + from * width, nullptr, gemm_space);
-      Gemm(hidden_shape(count, chunk, from > 0))
-          .run(part, a.in<T>(1) + from * width, dhidden, nullptr, gemm_space);
+      float* biases = dbias ? a.out<float>(result() + 2) + from : nullptr;
+      differentiate(part, labels, first + from, chunk, count, lse, factor, biases, later || adds(2));
+      if (dweight)
+        Gemm(weight_shape(count, chunk, later || adds(1)))
+            .run(part, hidden, a.out<float>(result() + 1) + from * width, nullptr, gemm_space);
+      if (dhidden)
+        Gemm(hidden_shape(count, chunk, from > 0))
+            .run(part, a.in<T>(operand() + 1) + from * width, own_dhidden, nullptr, gemm_space);
     }
-    T* to = a.out<T>(results) + share.begin * width;
+    if (!dhidden) return;
+    T* to = a.out<T>(result()) + share.begin * width;
     parallel_for(count * width, kLightGrain, [&](int64_t begin, int64_t end) {
       for_lanes(end - begin, [&](int64_t i, auto lanes) {
-        store(to + begin + i, load(dhidden + begin + i, lanes), lanes);
+        store(to + begin + i, load(own_dhidden + begin + i, lanes), lanes);
       });
     });
   }
@@ -354,11 +396,12 @@ struct Classifier {
 };
 
 std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, Job job) {
-  const Layout &hidden = request.inputs[0], &weight = request.inputs[1];
-  require_packed(request, hidden);
-  require_packed(request, weight);
   Classifier c{};
   c.job = job;
+  const auto operand = static_cast<size_t>(c.operand()), result = static_cast<size_t>(c.result());
+  const Layout &hidden = request.inputs[operand], &weight = request.inputs[operand + 1];
+  require_packed(request, hidden);
+  require_packed(request, weight);
   c.rows = rows_of(hidden);
   c.classes = weight.type.shape[0];
   c.width = weight.type.shape[1];
@@ -368,7 +411,12 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, Job job
   const int64_t fitting = 1 + kLogitBytes / (4 * (c.classes + 1));
   c.tiles = c.rows == 0 ? 0 : (c.rows + fitting - 1) / fitting;
   c.dtype = hidden.type.dtype;
-  c.bias = present(request.inputs, 2);
+  c.bias = present(request.inputs, operand + 2);
+  if (c.differentiates()) {
+    c.dhidden = present(request.outputs, result);
+    c.dweight = present(request.outputs, result + 1);
+    c.dbias = present(request.outputs, result + 2);
+  }
   c.accumulate = request.accumulate;
   c.threads = thread_count();
   c.gemm_space_bytes = c.gemm_bytes();
@@ -388,7 +436,7 @@ std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& requ
   require_packed(request, request.inputs[0]);
   const int64_t parts = request.inputs[0].type.shape[0], rows = request.inputs[0].type.shape[2];
   const int64_t ignore = integer(request, "ignore", -100);
-  const bool add = (request.accumulate & 1) != 0;
+  const bool add = (request.accumulate & 1) != 0, gives_losses = present(request.outputs, 2);
   return make_kernel(
       [=](const KernelArguments& a) {
         const int32_t* labels = a.in<int32_t>(1);
@@ -407,6 +455,7 @@ std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& requ
           const float lse = most + std::log(sum);
           a.out<float>(1)[r] = lse;
           losses[r] = labels[r] == ignore ? 0.0F : lse - logit;
+          if (gives_losses) a.out<float>(2)[r] = losses[r];
         }
         const float loss = a.in<float>(2)[0] * sum_in_order(losses, rows);
         *a.out<float>(0) = add ? *a.out<float>(0) + loss : loss;
@@ -418,12 +467,16 @@ std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& requ
 
 std::vector<KernelEntry> loss_kernels() {
   return {{"cross_entropy", &prepare_cross_entropy},
-          {"cross_entropy_gradient", &prepare_cross_entropy_gradient},
+          {"cross_entropy_gradient", &prepare_logits_gradient<false>},
+          {"log_probability", &prepare_log_probability},
+          {"log_probability_gradient", &prepare_logits_gradient<true>},
           {"linear_cross_entropy", &prepare<Job::loss>},
           {"linear_cross_entropy_training", &prepare<Job::training>},
           {"linear_log_sum_exp", &prepare<Job::parts>},
           {"cross_entropy_of_parts", &prepare_cross_entropy_of_parts},
-          {"linear_cross_entropy_gradient", &prepare<Job::gradient>}};
+          {"linear_cross_entropy_gradient", &prepare<Job::gradient>},
+          {"linear_log_probability", &prepare<Job::rows>},
+          {"linear_log_probability_gradient", &prepare<Job::rows_gradient>}};
 }
 
 }  // namespace het::cpu::HET_ISA

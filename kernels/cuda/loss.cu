@@ -97,16 +97,17 @@ __global__ void __launch_bounds__(kSumThreads)
 
 // ---- on given logits [rows, classes] ----
 
+// y: sign * (log Σ exp - the label's logit) of each row.
 template <typename T, int N>
 __global__ void __launch_bounds__(kMostThreads)
-    cross_entropy(const T* logits, Labels labels, float* losses, float* lses) {
+    cross_entropy(const T* logits, Labels labels, float sign, float* y, float* lses) {
   const int64_t row = blockIdx.x;
   const T* x = logits + row * labels.own;
   const float lse = row_log_sum_exp<N>(x, nullptr, labels.own);
   const bool counts = labels.counts(row);
   if (threadIdx.x != 0) return;
   lses[row] = lse;
-  losses[row] = counts ? lse - to_float(x[labels.place(row)]) : 0.0f;
+  y[row] = counts ? sign * (lse - to_float(x[labels.place(row)])) : 0.0f;
 }
 
 std::unique_ptr<Kernel> prepare_cross_entropy(const KernelRequest& request, const Context& context) {
@@ -123,20 +124,37 @@ std::unique_ptr<Kernel> prepare_cross_entropy(const KernelRequest& request, cons
           const Labels labels{a.in<int>(1), ignore, 0, classes, classes, "cross_entropy", context.failure};
           const auto kernel = packs(a.in<T>(0), classes, N) ? cross_entropy<T, N> : cross_entropy<T, 1>;
           launch(context, kernel, static_cast<unsigned>(rows), threads_for(classes), 0, a.in<T>(0), labels,
-                 losses, a.out<float>(1));
+                 1.0f, losses, a.out<float>(1));
           launch(context, add_losses, 1, kSumThreads, 0, losses, rows, a.in<float>(2), a.out<float>(0), add);
         },
         4 * rows);
   });
 }
 
+std::unique_ptr<Kernel> prepare_log_probability(const KernelRequest& request, const Context& context) {
+  const Layout& logits = request.inputs[0];
+  require_packed(request, logits);
+  const int64_t rows = kernels::rows_of(logits), classes = logits.type.shape.back();
+  const int64_t ignore = integer(request, "ignore", -100);
+  return for_float(request, logits.type.dtype, [&]<typename T>(T) {
+    return make_kernel([=, &context](const KernelArguments& a) {
+      constexpr int N = kPack<T>;
+      const Labels labels{a.in<int>(1), ignore, 0, classes, classes, "log_probability", context.failure};
+      const auto kernel = packs(a.in<T>(0), classes, N) ? cross_entropy<T, N> : cross_entropy<T, 1>;
+      launch(context, kernel, static_cast<unsigned>(rows), threads_for(classes), 0, a.in<T>(0), labels, -1.0f,
+             a.out<float>(0), a.out<float>(1));
+    });
+  });
+}
+
+// scale: dlogits = dloss * scale * (softmax - one-hot); null: -dloss[row] takes their place.
 template <typename T, int N>
 __global__ void __launch_bounds__(kMostThreads)
     cross_entropy_gradient(const float* dloss, const T* logits, Labels labels, const float* scale,
                            const float* lses, T* dlogits) {
   const int64_t row = blockIdx.x, at = row * labels.own;
   const bool counts = labels.counts(row);
-  const float factor = *dloss * *scale, lse = lses[row];
+  const float factor = scale != nullptr ? *dloss * *scale : -dloss[row], lse = lses[row];
   const int64_t label = labels.place(row);
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < labels.own;
        i += static_cast<int64_t>(blockDim.x) * N) {
@@ -149,7 +167,9 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& request, const Context& context) {
+// Of cross_entropy; by_row: of log_probability, where each row has a gradient.
+template <bool by_row>
+std::unique_ptr<Kernel> prepare_logits_gradient(const KernelRequest& request, const Context& context) {
   const Layout& logits = request.inputs[1];
   require_packed(request, logits);
   require_packed(request, request.outputs[0]);
@@ -158,12 +178,14 @@ std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& requ
   return for_float(request, logits.type.dtype, [&]<typename T>(T) {
     return make_kernel([=, &context](const KernelArguments& a) {
       constexpr int N = kPack<T>;
-      const Labels labels{a.in<int>(2),   ignore, 0, classes, classes, "cross_entropy_gradient",
-                          context.failure};
+      const Labels labels{
+          a.in<int>(2),   ignore,  0,
+          classes,        classes, by_row ? "log_probability_gradient" : "cross_entropy_gradient",
+          context.failure};
       const bool packed = packs(a.in<T>(1), classes, N) && packs(a.out<T>(0), classes, N);
       launch(context, packed ? cross_entropy_gradient<T, N> : cross_entropy_gradient<T, 1>,
              static_cast<unsigned>(rows), threads_for(classes), 0, a.in<float>(0), a.in<T>(1), labels,
-             a.in<float>(3), a.in<float>(4), a.out<T>(0));
+             by_row ? nullptr : a.in<float>(3), a.in<float>(by_row ? 3 : 4), a.out<T>(0));
     });
   });
 }
@@ -171,7 +193,7 @@ std::unique_ptr<Kernel> prepare_cross_entropy_gradient(const KernelRequest& requ
 // Of logits in parts; for each part [lse, logit of the label if it is there] are given: [parts, 2, rows].
 __global__ void __launch_bounds__(kSumThreads)
     join_parts(const float* given, int64_t parts, int64_t rows, const int* labels, int64_t ignore,
-               float* losses, float* lses) {
+               float* losses, float* lses, float* given_losses) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (r >= rows) return;
   float most = -INFINITY, sum = 0, logit = 0;
@@ -183,6 +205,7 @@ __global__ void __launch_bounds__(kSumThreads)
   const float lse = most + logf(sum);
   lses[r] = lse;
   losses[r] = labels[r] == ignore ? 0.0f : lse - logit;
+  if (given_losses != nullptr) given_losses[r] = losses[r];
 }
 
 std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& request, const Context& context) {
@@ -190,12 +213,13 @@ std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& requ
   if (request.inputs[0].type.dtype != DType::f32) refuse_dtype(request, request.inputs[0].type.dtype);
   const int64_t parts = request.inputs[0].type.shape[0], rows = request.inputs[0].type.shape[2];
   const int64_t ignore = integer(request, "ignore", -100);
-  const bool add = (request.accumulate & 1) != 0;
+  const bool add = (request.accumulate & 1) != 0, gives_losses = present(request.outputs, 2);
   return make_kernel(
       [=, &context](const KernelArguments& a) {
         auto* losses = reinterpret_cast<float*>(a.workspace);
         launch(context, join_parts, static_cast<unsigned>(ceil_div(rows, kSumThreads)), kSumThreads, 0,
-               a.in<float>(0), parts, rows, a.in<int>(1), ignore, losses, a.out<float>(1));
+               a.in<float>(0), parts, rows, a.in<int>(1), ignore, losses, a.out<float>(1),
+               gives_losses ? a.out<float>(2) : nullptr);
         launch(context, add_losses, 1, kSumThreads, 0, losses, rows, a.in<float>(2), a.out<float>(0), add);
       },
       4 * rows);
@@ -204,17 +228,28 @@ std::unique_ptr<Kernel> prepare_cross_entropy_of_parts(const KernelRequest& requ
 // ---- fused with the classifier ----
 
 enum class Job {
-  loss,      // linear_cross_entropy
-  training,  // linear_cross_entropy_training
-  parts,     // linear_log_sum_exp
-  gradient,  // linear_cross_entropy_gradient
+  loss,           // linear_cross_entropy
+  training,       // linear_cross_entropy_training
+  parts,          // linear_log_sum_exp
+  gradient,       // linear_cross_entropy_gradient
+  rows,           // linear_log_probability
+  rows_gradient,  // linear_log_probability_gradient
 };
-constexpr bool differentiates(Job job) { return job == Job::training || job == Job::gradient; }
+constexpr bool is_given_lse(Job job) { return job == Job::gradient || job == Job::rows_gradient; }
+constexpr bool differentiates(Job job) { return job == Job::training || is_given_lse(job); }
+// Operands: hidden, weight, bias and labels from this one on. Results: dhidden, dweight and dbias.
+constexpr int operand_of(Job job) { return job == Job::rows_gradient ? 1 : 0; }
+constexpr int result_of(Job job) { return job == Job::training ? 1 : 0; }
 constexpr const char* name_of(Job job) {
-  return job == Job::loss       ? "linear_cross_entropy"
-         : job == Job::training ? "linear_cross_entropy_training"
-         : job == Job::parts    ? "linear_log_sum_exp"
-                                : "linear_cross_entropy_gradient";
+  switch (job) {
+    case Job::loss: return "linear_cross_entropy";
+    case Job::training: return "linear_cross_entropy_training";
+    case Job::parts: return "linear_log_sum_exp";
+    case Job::rows: return "linear_log_probability";
+    case Job::rows_gradient: return "linear_log_probability_gradient";
+    case Job::gradient: break;
+  }
+  return "linear_cross_entropy_gradient";
 }
 
 // Rows from `begin` on, whose logits are [rows, lead].
@@ -222,10 +257,12 @@ struct Tile {
   float* logits;
   int64_t begin = 0, lead;
   const float* bias = nullptr;   // [classes]
-  const float* scale = nullptr;  // gradients are multiplied by it,
+  const float* scale = nullptr;  // gradients are multiplied by it, or by minus what is given of each row,
+  const float* dy = nullptr;
   float rise;                    // and by this, which the products that use them take back
-  const float* given = nullptr;  // lse of all rows, for the gradient alone
-  float *losses, *lses = nullptr, *label_logits = nullptr;  // of all rows: what the job makes
+  const float* given = nullptr;  // lse of all rows, for gradients alone
+  // Of all rows, what the job makes. label_values: the label's logit, or its log-probability.
+  float *losses, *lses = nullptr, *label_values = nullptr;
 };
 
 // A row's logits become what the job makes of them. Gradients take the place of the logits: those of T in the
@@ -238,24 +275,24 @@ __global__ void __launch_bounds__(kMostThreads) classify(Tile tile, Labels label
   const int64_t label = counts ? labels.place(row) : -1;
   float* kept = keeps ? reinterpret_cast<float*>(dynamic_shared()) : nullptr;  // [lead]
   float lse = 0;
-  if constexpr (job == Job::gradient)
+  if constexpr (is_given_lse(job))
     lse = tile.given[row];
-  else if (job == Job::parts || counts)
+  else if (job == Job::parts || job == Job::rows || counts)
     lse = row_log_sum_exp<4>(logits, tile.bias, n, kept);
-  if constexpr (job != Job::gradient) {
+  if constexpr (!is_given_lse(job)) {
     if (threadIdx.x == 0) {
       float logit = 0;
       if (label >= 0) logit = logits[label] + (tile.bias != nullptr ? tile.bias[label] : 0.0f);
-      if constexpr (job == Job::parts) {
+      if constexpr (job == Job::parts || job == Job::rows) {
         tile.lses[row] = lse;
-        tile.label_logits[row] = logit;
+        tile.label_values[row] = job == Job::parts ? logit : counts ? logit - lse : 0.0f;
       } else {
         tile.losses[row] = counts ? lse - logit : 0.0f;
       }
     }
   }
   if constexpr (differentiates(job)) {
-    const float factor = *tile.scale * tile.rise;
+    const float factor = (job == Job::rows_gradient ? -tile.dy[row] : *tile.scale) * tile.rise;
     T* to = reinterpret_cast<T*>(logits);
     for (int64_t begin = 0; begin < n; begin += static_cast<int64_t>(blockDim.x) * kEach) {
       const int64_t i = begin + static_cast<int64_t>(threadIdx.x) * kEach;
@@ -334,7 +371,8 @@ struct Classifier {
   float rise;
   uint32_t accumulate;
   bool bias;
-  size_t shared;  // bytes in which a block keeps a row; 0: it does not
+  bool dhidden = false, dweight = false, dbias = false;  // are asked for
+  size_t shared;                                         // bytes in which a block keeps a row; 0: it does not
   std::vector<Products> tiles;
   int64_t products_bytes = 0, logits_bytes = 0, parts_bytes = 0;
 
@@ -345,20 +383,26 @@ struct Classifier {
 
 template <typename T, Job job>
 void run(const Classifier& c, const Context& context, const KernelArguments& a) {
-  constexpr int kResult = job == Job::training ? 1 : 0;  // the first gradient among the results
+  constexpr int kOperand = operand_of(job), kResult = result_of(job);
   std::byte* space = a.workspace + (-reinterpret_cast<uintptr_t>(a.workspace) & (kAlign - 1));
   auto* logits = reinterpret_cast<float*>(space + aligned(c.products_bytes));
   auto* parts = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(logits) + aligned(c.logits_bytes));
   auto* losses = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(parts) + aligned(c.parts_bytes));
-  const Labels labels{a.in<int>(3), c.ignore, c.first, c.classes, c.of, name_of(job), context.failure};
-  const T *hidden = a.in<T>(0), *weight = a.in<T>(1);
+  const Labels labels{a.in<int>(kOperand + 3), c.ignore, c.first, c.classes, c.of, name_of(job),
+                      context.failure};
+  const T *hidden = a.in<T>(kOperand), *weight = a.in<T>(kOperand + 1);
   Tile tile{.logits = logits, .lead = c.lead, .rise = c.rise, .losses = losses};
-  if (c.bias) tile.bias = a.in<float>(2);
-  if constexpr (job != Job::parts) tile.scale = a.in<float>(4);
-  if constexpr (job == Job::gradient) tile.given = a.in<float>(5);
+  if (c.bias) tile.bias = a.in<float>(kOperand + 2);
+  if constexpr (job == Job::loss || job == Job::training || job == Job::gradient) tile.scale = a.in<float>(4);
+  if constexpr (job == Job::rows_gradient) tile.dy = a.in<float>(0);
+  if constexpr (is_given_lse(job)) tile.given = a.in<float>(5);
   if constexpr (job == Job::parts) {
     tile.lses = a.out<float>(0);
-    tile.label_logits = a.out<float>(0) + c.rows;
+    tile.label_values = a.out<float>(0) + c.rows;
+  }
+  if constexpr (job == Job::rows) {
+    tile.label_values = a.out<float>(0);
+    tile.lses = a.out<float>(1);
   }
   for (const Products& products : c.tiles) {
     const int64_t at = products.begin * c.width;
@@ -367,9 +411,9 @@ void run(const Classifier& c, const Context& context, const KernelArguments& a) 
     launch(context, classify<T, job>, static_cast<unsigned>(products.count), threads_for(c.classes), c.shared,
            tile, labels, c.shared != 0);
     if constexpr (differentiates(job)) {
-      products.dweight->run({logits, hidden + at, a.out<float>(kResult + 1)}, space);
-      products.dhidden->run({logits, weight, a.out<T>(kResult) + at}, space);
-      if (!c.bias) continue;
+      if (c.dweight) products.dweight->run({logits, hidden + at, a.out<float>(kResult + 1)}, space);
+      if (c.dhidden) products.dhidden->run({logits, weight, a.out<T>(kResult) + at}, space);
+      if (!c.dbias) continue;
       const auto slices = static_cast<unsigned>(std::min(kSlices, products.count));
       launch(context, sum_columns<T>, dim3(static_cast<unsigned>(ceil_div(c.classes, kWarp * kEach)), slices),
              kSumThreads, 0, reinterpret_cast<const T*>(logits), products.count, c.classes,
@@ -384,8 +428,8 @@ void run(const Classifier& c, const Context& context, const KernelArguments& a) 
         check(cudaMemsetAsync(a.outputs[result], 0, static_cast<size_t>(count * 4), context.stream),
               "clear a gradient");
     };
-    clear(kResult + 1, c.classes * c.width);
-    if (c.bias) clear(kResult + 2, c.classes);
+    if (c.dweight) clear(kResult + 1, c.classes * c.width);
+    if (c.dbias) clear(kResult + 2, c.classes);
   }
   if constexpr (job == Job::loss || job == Job::training)
     launch(context, add_losses, 1, kSumThreads, 0, losses, c.rows, tile.scale, a.out<float>(0),
@@ -394,24 +438,32 @@ void run(const Classifier& c, const Context& context, const KernelArguments& a) 
 
 template <Job job>
 std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, const Context& context) {
-  const Layout &hidden = request.inputs[0], &weight = request.inputs[1];
+  constexpr size_t kOperand = operand_of(job), kResult = result_of(job);
+  const Layout &hidden = request.inputs[kOperand], &weight = request.inputs[kOperand + 1];
   require_packed(request, hidden);
   require_packed(request, weight);
   const DType dtype = hidden.type.dtype;
   Classifier c{};
   c.width = weight.type.shape[1];
-  c.rows = request.inputs[3].type.elements();
+  c.rows = request.inputs[kOperand + 3].type.elements();
   c.classes = weight.type.shape[0];
   c.lead = std::max<int64_t>(1, ceil_div(c.classes, kLeadAlign)) * kLeadAlign;
   c.ignore = integer(request, "ignore", -100);
   c.first = integer(request, "first", 0);
   c.of = integer(request, "of", c.classes);
   c.accumulate = request.accumulate;
-  c.bias = present(request.inputs, 2);
-  // A mean's scale is about 1 / rows, and f16 has no numbers for probabilities times that.
+  c.bias = present(request.inputs, kOperand + 2);
+  if (differentiates(job)) {
+    c.dhidden = present(request.outputs, kResult);
+    c.dweight = present(request.outputs, kResult + 1);
+    c.dbias = present(request.outputs, kResult + 2);
+  }
+  // A mean's scale is about 1 / rows, and f16 has no numbers for probabilities times that. A row's own
+  // gradient may be large: up to 1000 it stays finite.
   c.rise = 1;
+  const float most_rise = job == Job::rows_gradient ? 64 : 4096;
   if (dtype == DType::f16)
-    while (c.rise < 4096 && c.rise < static_cast<float>(c.rows)) c.rise *= 2;
+    while (c.rise < most_rise && c.rise < static_cast<float>(c.rows)) c.rise *= 2;
 
   const int64_t fitting = std::max<int64_t>(
       1, std::min(kRowsOfMultiprocessor * context.multiprocessors, kLogitBytes / (4 * c.lead)));
@@ -427,7 +479,6 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, const C
     return made.back().second;
   };
   const int64_t gradient_lead = c.lead * 4 / bytes_of(dtype);
-  const int results = job == Job::training ? 1 : 0;
   for (int64_t begin = 0; begin < c.rows; begin += share) {
     Products p{begin, std::min(share, c.rows - begin), nullptr, nullptr, nullptr};
     Product logits{p.count, c.classes, c.width};  // [count, classes] = hidden weight^T
@@ -436,15 +487,17 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, const C
     logits.lead_a = logits.lead_b = c.width;
     logits.lead_c = c.lead;
     p.logits = gemm(logits);
-    if (differentiates(job)) {
+    if (c.dweight) {
       Product dweight{c.classes, c.width, p.count};  // [classes, width] = dlogits^T hidden
       dweight.a = dweight.b = dtype;
       dweight.transposed_a = true;
       dweight.lead_a = gradient_lead;
       dweight.lead_b = dweight.lead_c = c.width;
       dweight.alpha = 1 / c.rise;
-      dweight.beta = begin > 0 || (c.accumulate >> (results + 1) & 1) != 0 ? 1 : 0;
+      dweight.beta = begin > 0 || (c.accumulate >> (kResult + 1) & 1) != 0 ? 1 : 0;
       p.dweight = gemm(dweight);
+    }
+    if (c.dhidden) {
       Product dhidden{p.count, c.width, c.classes};  // [count, width] = dlogits weight
       dhidden.a = dhidden.b = dhidden.c = dtype;
       dhidden.lead_a = gradient_lead;
@@ -457,7 +510,7 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, const C
   c.logits_bytes = 4 * c.lead * share;
   if (const size_t row = 4 * c.lead; job == Job::training && row <= static_cast<size_t>(context.shared_bytes))
     c.shared = row;
-  if (differentiates(job) && c.bias) c.parts_bytes = 4 * kSlices * c.classes;
+  if (c.dbias) c.parts_bytes = 4 * kSlices * c.classes;
   return for_float(request, dtype, [&]<typename T>(T) {
     const int64_t bytes = c.workspace_bytes();
     allow_shared(classify<T, job>, c.shared);
@@ -470,12 +523,16 @@ std::unique_ptr<Kernel> prepare_classifier(const KernelRequest& request, const C
 
 std::vector<Entry> loss_kernels() {
   return {{"cross_entropy", prepare_cross_entropy},
-          {"cross_entropy_gradient", prepare_cross_entropy_gradient},
+          {"cross_entropy_gradient", prepare_logits_gradient<false>},
+          {"log_probability", prepare_log_probability},
+          {"log_probability_gradient", prepare_logits_gradient<true>},
           {"linear_cross_entropy", prepare_classifier<Job::loss>},
           {"linear_cross_entropy_training", prepare_classifier<Job::training>},
           {"linear_log_sum_exp", prepare_classifier<Job::parts>},
           {"cross_entropy_of_parts", prepare_cross_entropy_of_parts},
-          {"linear_cross_entropy_gradient", prepare_classifier<Job::gradient>}};
+          {"linear_cross_entropy_gradient", prepare_classifier<Job::gradient>},
+          {"linear_log_probability", prepare_classifier<Job::rows>},
+          {"linear_log_probability_gradient", prepare_classifier<Job::rows_gradient>}};
 }
 
 }  // namespace het::HET_CUDA

@@ -58,11 +58,42 @@ std::unique_ptr<Kernel> cross_entropy_gradient(const KernelRequest& request) {
   });
 }
 
+// y = logit[label] - log sum exp of each row, 0 where the label is ignored.
+std::unique_ptr<Kernel> log_probability(const KernelRequest& request) {
+  return kernel_of(request, [ignore = ignored(request)](const Operands& o) {
+    const View logits = o.in(0), labels = o.in(1);
+    const int64_t classes = logits.size(-1), rows = leading(logits.layout(), 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      const double lse = log_sum_exp(classes, [&](int64_t j) { return logits[r * classes + j]; });
+      const int64_t label = label_of(labels, r, ignore, classes);
+      o.out(0).set(r, label == ignore ? 0 : logits[r * classes + label] - lse);
+      o.out(1).set(r, lse);
+    }
+  });
+}
+
+// dlogits = dy * (one_hot(label) - softmax(logits)) of each row; zero where ignored.
+std::unique_ptr<Kernel> log_probability_gradient(const KernelRequest& request) {
+  return kernel_of(request, [ignore = ignored(request)](const Operands& o) {
+    const View dy = o.in(0), logits = o.in(1), labels = o.in(2), lse = o.in(3);
+    const int64_t classes = logits.size(-1), rows = leading(logits.layout(), 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t label = label_of(labels, r, ignore, classes);
+      for (int64_t j = 0; j < classes; ++j) {
+        const double p = std::exp(logits[r * classes + j] - lse[r]);
+        o.out(0).set(r * classes + j, label == ignore ? 0 : dy[r] * ((j == label ? 1 : 0) - p));
+      }
+    }
+  });
+}
+
 // logits[j] = hidden[row] . weight[j] + bias[j] of one row, and what is made of them.
 struct Classifier {
   View hidden, weight, bias, labels;
 
-  explicit Classifier(const Operands& o) : hidden(o.in(0)), weight(o.in(1)), bias(o.in(2)), labels(o.in(3)) {}
+  // Operands from `first` on.
+  explicit Classifier(const Operands& o, size_t first = 0)
+      : hidden(o.in(first)), weight(o.in(first + 1)), bias(o.in(first + 2)), labels(o.in(first + 3)) {}
 
   int64_t width() const { return weight.size(1); }
   int64_t classes() const { return weight.size(0); }
@@ -147,9 +178,9 @@ std::unique_ptr<Kernel> linear_cross_entropy_training(const KernelRequest& reque
 // The part of the classes that a classifier holds: [first, first + classes held) of `of`.
 struct Part {
   int64_t first, of, ignore;
-  explicit Part(const KernelRequest& request)
+  explicit Part(const KernelRequest& request, size_t classifier = 0)  // where its operands begin
       : first(request.attributes.get<int64_t>("first", 0)),
-        of(request.attributes.get<int64_t>("of", request.inputs[1].type.shape[0])),
+        of(request.attributes.get<int64_t>("of", request.inputs[classifier + 1].type.shape[0])),
         ignore(ignored(request)) {}
   // The label of a row, counted from `first`; -1 where it is ignored or lies in another part.
   int64_t label(const Classifier& head, int64_t row) const {
@@ -184,20 +215,24 @@ std::unique_ptr<Kernel> cross_entropy_of_parts(const KernelRequest& request) {
       const double lse = log_sum_exp(parts, [&](int64_t p) { return given[2 * p * rows + r]; });
       double logit = 0;
       for (int64_t p = 0; p < parts; ++p) logit += given[(2 * p + 1) * rows + r];
-      if (static_cast<int64_t>(labels[r]) != ignore) total += lse - logit;
+      const double loss = static_cast<int64_t>(labels[r]) == ignore ? 0 : lse - logit;
+      total += loss;
       o.out(1).set(r, lse);
+      o.out(2).set(r, loss);
     }
     o.out(0).set(0, scale[0] * total);
   });
 }
 
-// The gradients, with dlogits = scale * (exp(logit - lse) - one_hot(label)) of the classes here.
-std::unique_ptr<Kernel> linear_cross_entropy_gradient(const KernelRequest& request) {
-  const int64_t scratch = request.inputs[3].type.elements() * request.inputs[1].type.shape[0];
+// The gradients of the classes here, with dlogits = factor * (exp(logit - lse) - one_hot(label)) of each row
+// that counts; `first` is the operand where the classifier begins.
+std::unique_ptr<Kernel> classifier_gradient(const KernelRequest& request, size_t first,
+                                            double (*factor)(const Operands& o, int64_t row)) {
+  const int64_t scratch = request.inputs[first + 3].type.elements() * request.inputs[first + 1].type.shape[0];
   return kernel_of(
       request,
-      [part = Part(request)](const Operands& o) {
-        const Classifier head(o);
+      [part = Part(request, first), first, factor](const Operands& o) {
+        const Classifier head(o, first);
         const View lse = o.in(5);
         double* dlogits = o.scratch();  // [rows, classes]
         for (int64_t r = 0; r < head.rows(); ++r) {
@@ -206,11 +241,37 @@ std::unique_ptr<Kernel> linear_cross_entropy_gradient(const KernelRequest& reque
           const bool counts = static_cast<int64_t>(head.labels[r]) != part.ignore;
           const int64_t label = part.label(head, r);
           for (int64_t j = 0; j < head.classes(); ++j)
-            row[j] = counts ? o.in(4)[0] * (std::exp(row[j] - lse[r]) - (j == label ? 1 : 0)) : 0;
+            row[j] = counts ? factor(o, r) * (std::exp(row[j] - lse[r]) - (j == label ? 1 : 0)) : 0;
         }
         set_gradients(head, dlogits, o.out(0), o.out(1), o.out(2));
       },
       scratch);
+}
+
+std::unique_ptr<Kernel> linear_cross_entropy_gradient(const KernelRequest& request) {
+  return classifier_gradient(request, 0, [](const Operands& o, int64_t) { return o.in(4)[0]; });
+}
+
+std::unique_ptr<Kernel> linear_log_probability_gradient(const KernelRequest& request) {
+  return classifier_gradient(request, 1, [](const Operands& o, int64_t row) { return -o.in(0)[row]; });
+}
+
+// y = logit[label] - lse of each row, 0 where the label is ignored.
+std::unique_ptr<Kernel> linear_log_probability(const KernelRequest& request) {
+  return kernel_of(
+      request,
+      [part = Part(request)](const Operands& o) {
+        const Classifier head(o);
+        double* logits = o.scratch();  // [classes]
+        for (int64_t r = 0; r < head.rows(); ++r) {
+          head.logits(r, logits);
+          const double lse = log_sum_exp(head.classes(), [&](int64_t j) { return logits[j]; });
+          const int64_t label = part.label(head, r);
+          o.out(0).set(r, label < 0 ? 0 : logits[label] - lse);
+          o.out(1).set(r, lse);
+        }
+      },
+      request.inputs[1].type.shape[0]);
 }
 
 }  // namespace
@@ -218,11 +279,15 @@ std::unique_ptr<Kernel> linear_cross_entropy_gradient(const KernelRequest& reque
 std::vector<KernelEntry> loss_kernels() {
   return {{"cross_entropy", cross_entropy},
           {"cross_entropy_gradient", cross_entropy_gradient},
+          {"log_probability", log_probability},
+          {"log_probability_gradient", log_probability_gradient},
           {"linear_cross_entropy", linear_cross_entropy},
           {"linear_cross_entropy_training", linear_cross_entropy_training},
           {"linear_log_sum_exp", linear_log_sum_exp},
           {"cross_entropy_of_parts", cross_entropy_of_parts},
-          {"linear_cross_entropy_gradient", linear_cross_entropy_gradient}};
+          {"linear_cross_entropy_gradient", linear_cross_entropy_gradient},
+          {"linear_log_probability", linear_log_probability},
+          {"linear_log_probability_gradient", linear_log_probability_gradient}};
 }
 
 }  // namespace het::reference

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "planner/hap/forms.h"
 
@@ -407,14 +408,17 @@ double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, cons
     out.push_back(node.outputs[o] == kAbsent ? TensorSlice()
                                              : table_.slice(node.outputs[o], way.outputs[o], shares, part));
   const ShardedCall call{builder, whole, inputs, in, out, static_cast<int>(shares.size()), part, 0};
-  node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
+  const std::vector<ValueId> results = node.op->sharding[static_cast<size_t>(way.rule)].decompose(call);
+  for (size_t o = 0; o < node.outputs.size(); ++o)
+    if (node.outputs[o] != kAbsent) builder.output(std::to_string(o), results[o]);
+  const Graph needed = prune(scratch);
   double seconds = 0;
-  for (const Node& each : scratch.nodes) {
+  for (const Node& each : needed.nodes) {
     if (each.op->collective) {
-      seconds += group_.seconds(*each.op->collective, counts_of(scratch, each));
+      seconds += group_.seconds(*each.op->collective, counts_of(needed, each));
       continue;
     }
-    seconds += device.seconds(cost_of(scratch, each), is_half(types_of(scratch, each.inputs)));
+    seconds += device.seconds(cost_of(needed, each), is_half(types_of(needed, each.inputs)));
   }
   return seconds;
 }

@@ -413,6 +413,7 @@ local nearly_method = {
   buffer = function() return pick(words), pick(dtypes), shape(), fields(2) end,
   output = function() return pick(words), pick(pool.value) end,
   differentiate = function() return pick(pool.value) end,
+  join_classifiers = function() return pick { list(0), { { 0, 3 } }, { { pick(numbers), pick(numbers) } }, { list(0) } } end,
   sampler = function() return spoilt { context = 2, batch = 2, microbatch = 1, split = "train", seed = 1,
     ahead = 0 } end,
   seek = function() return pick { 0, 5, pick(numbers) } end,

@@ -330,12 +330,21 @@ def loss():
 
             scale = (torch.tensor([0.125]), "A")
             case("cross_entropy", cross, [draw(*rows, classes, low=-4, high=4), labels, scale], {"ignore": ignore})
+
+            def by_label(logits, labels, ignore=ignore):
+                flat = logits.reshape(-1, logits.shape[-1])
+                losses = F.cross_entropy(flat, labels.flatten(), ignore_index=ignore, reduction="none")
+                return -losses.reshape(labels.shape), torch.logsumexp(flat, dim=-1).detach()
+
+            case("log_probability", by_label, [draw(*rows, classes, low=-4, high=4), labels], {"ignore": ignore})
             for bias in (False, True):
                 def fused(hidden, weight, bias, labels, scale, ignore=ignore):
                     return cross(F.linear(hidden, weight, bias), labels, scale, ignore)[0]
 
-                case("linear_cross_entropy", fused,
-                     [draw(*rows, 4), draw(classes, 4, low=-2, high=2), (draw(classes), "A") if bias else None, labels, scale],
+                operands = [draw(*rows, 4), draw(classes, 4, low=-2, high=2), (draw(classes), "A") if bias else None, labels]
+                case("linear_cross_entropy", fused, [*operands, scale], {"ignore": ignore})
+
+                case("linear_log_probability", lambda h, w, b, labels, f=by_label: f(F.linear(h, w, b), labels), operands,
                      {"ignore": ignore})
     for ignore in (-100, 2):
         parted_loss((2, 4), 6, 3, ignore)
@@ -374,7 +383,8 @@ def parted_loss(rows, classes, parts, ignore):
         everything.append(sums(hidden, operands[1], operands[2][0], labels))
 
     def loss_of(given, labels, scale):
-        return F.cross_entropy(logits, labels.flatten(), ignore_index=ignore, reduction="sum") * scale[0], lse
+        losses = F.cross_entropy(logits, labels.flatten(), ignore_index=ignore, reduction="none")
+        return losses.sum() * scale[0], lse, losses
 
     case("cross_entropy_of_parts", loss_of, [(torch.stack(everything), "A"), labels, (scale, "A")], {"ignore": ignore},
          through=[])

@@ -110,6 +110,63 @@ TEST_CASE("a loss that goes on after the classifier multiplies its gradients") {
   CHECK(count(model.graph, "fused") == 2);  // dhidden and dweight
 }
 
+TEST_CASE("gradients of a classifier that nothing reads are not computed") {
+  for (const bool by_row : {false, true}) {
+    Graph graph;
+    GraphBuilder builder(graph);
+    const ValueId hidden = builder.parameter("hidden", {DType::f32, {6, 4}}, {});
+    const ValueId weight = builder.parameter("weight", {DType::f32, {9, 4}}, {});
+    const ValueId labels = builder.input("labels", {DType::i32, {6}});
+    const ValueId scale = builder.input("scale", {DType::f32, {1}});
+    const ValueId loss =
+        by_row
+            ? builder.call("sum", {builder.call("linear_log_probability", {hidden, weight, kAbsent, labels})})
+            : builder.call("linear_cross_entropy", {hidden, weight, kAbsent, labels, scale});
+    builder.output("d hidden", differentiate(graph, loss, {hidden}).at(hidden));
+    const Node whole = graph.nodes[graph.values[graph.outputs[0].value].producer];
+    const Graph pruned = prune(graph);
+    CHECK(verify(pruned).empty());
+    const Node& node = pruned.nodes[pruned.values[pruned.outputs[0].value].producer];
+    const size_t dweight = node.outputs.size() - 2;
+    CHECK(whole.outputs[dweight] != kAbsent);
+    CHECK(node.outputs[dweight] == kAbsent);
+    CHECK(cost_of(pruned, node).flops * 3 == cost_of(graph, whole).flops * 2);
+  }
+}
+
+TEST_CASE("a loss is joined with the linear that it alone reads") {
+  // What else reads the logits, or how they are made: nothing; an output; another node; gelu; another layer;
+  // the loss or the linear with a gradient of its own; too few of them.
+  enum Case { plain, output, read_twice, gelu, layer, own_loss, own_linear, few };
+  for (const Case which : {plain, output, read_twice, gelu, layer, own_loss, own_linear, few}) {
+    INFO("case " << which);
+    Graph graph;
+    GraphBuilder builder(graph);
+    builder.begin_layer("head");
+    const ValueId hidden = builder.parameter("hidden", {DType::f32, {2, 3, 4}}, {});
+    const int64_t classes = (int64_t{1} << 28) / 12 + (which == few ? 0 : 1);  // 3 rows of f32
+    const ValueId weight = builder.parameter("weight", {DType::f32, {classes, 4}}, {});
+    const ValueId labels = builder.input("labels", {DType::i32, {2, 3}});
+    const ValueId logits = builder.call("linear", {hidden, weight},
+                                        {{"activation", std::string(which == gelu ? "gelu" : "none")}});
+    if (which == layer) builder.begin_layer("loss");
+    const ValueId result = builder.call("log_probability", {logits, labels}, {{"ignore", int64_t{-1}}});
+    builder.output("loss", builder.call("sum", {result}));
+    if (which == output) builder.output("logits", logits);
+    if (which == read_twice) builder.output("exp", builder.call("exp", {logits}));
+    std::vector<std::pair<NodeId, NodeId>> apart;
+    if (which == own_loss) apart = {{1, 2}};
+    if (which == own_linear) apart = {{0, 1}};
+    join_classifiers(graph, apart);
+    CHECK(verify(graph).empty());
+    const Graph pruned = prune(graph);
+    CHECK(count(pruned, "linear_log_probability") == (which == plain ? 1 : 0));
+    CHECK(count(pruned, "linear") == (which == plain ? 0 : 1));
+    const Node& node = pruned.nodes[pruned.values[result].producer];
+    CHECK(node.attributes.get<int64_t>("ignore") == -1);
+  }
+}
+
 TEST_CASE("what has no gradient is refused by name, with its layer") {
   Graph graph;
   GraphBuilder builder(graph);

@@ -46,6 +46,7 @@ struct Trial {
   Placing placing = Placing::packed;
   uint32_t accumulate = 0;
   bool aligned = false;  // operands begin at multiples of 64 bytes, not three elements past one
+  uint32_t absent = 0;   // bit o: result o is not asked for
 };
 std::vector<std::string> compare(Device& device, const Trial& trial, bool& supported);
 

@@ -22,6 +22,8 @@ std::vector<Case> loss_cases() {
     cases.push_back({"cross_entropy", {T(logits).in(-3, 3), labels, scale}, {}, kRows});
     cases.push_back(
         {"cross_entropy_gradient", {A({}).of({1.5}), T(logits).in(-3, 3), labels, scale, lse}, {}, kRows});
+    cases.push_back({"log_probability", {T(logits).in(-3, 3), labels}, {}, kRows});
+    cases.push_back({"log_probability_gradient", {A(rows), T(logits).in(-3, 3), labels, lse}, {}, kRows});
     for (const int64_t parts : {1, 3})
       cases.push_back(
           {"cross_entropy_of_parts", {A({parts, 2, elements_of(rows)}).in(-3, 3), labels, scale}, {}, kRows});
@@ -33,12 +35,20 @@ std::vector<Case> loss_cases() {
                                                  bias ? A({classes}) : absent(), labels, scale};
         cases.push_back({"linear_cross_entropy", inputs, {}, kProducts});
         cases.push_back(Case{"linear_cross_entropy_training", inputs, {}, kProducts}.rounding(0b1100));
+        cases.push_back({"linear_log_probability", {inputs[0], inputs[1], inputs[2], labels}, {}, kProducts});
         // All classes, and those in the middle of three times as many.
         for (const int64_t times : {1, 3}) {
           const OperandCase among = I32(rows, 0, times * classes);
           const Attributes part{{"first", times == 1 ? 0 : classes}, {"of", times * classes}};
           std::vector<OperandCase> operands{inputs[0], inputs[1], inputs[2], among};
           cases.push_back({"linear_log_sum_exp", operands, part, kProducts});
+          // Weights of both signs, but whose sum, which dhidden of the classes beside the label's is, is not
+          // nearly 0: gradients of logits are rounded to T.
+          cases.push_back(Case{"linear_log_probability_gradient",
+                               {A(rows), inputs[0], T({classes, width}).in(-0.25, 1), inputs[2], among, lse},
+                               part,
+                               kProducts}
+                              .rounding(0b110));
           operands.insert(operands.end(), {scale, lse});
           cases.push_back(Case{"linear_cross_entropy_gradient", operands, part, kProducts}.rounding(0b110));
         }
@@ -54,6 +64,9 @@ std::vector<Case> loss_cases() {
     cases.push_back({"cross_entropy", {T({5, 6}), operand, scale}, attributes, kRows});
     cases.push_back(
         {"cross_entropy_gradient", {A({}), T({5, 6}), operand, scale, A({5}).in(1, 3)}, attributes, kRows});
+    cases.push_back({"log_probability", {T({5, 6}), operand}, attributes, kRows});
+    cases.push_back(
+        {"log_probability_gradient", {A({5}), T({5, 6}), operand, A({5}).in(1, 3)}, attributes, kRows});
     cases.push_back(
         {"linear_cross_entropy", {T({5, 8}), T({6, 8}), A({6}), operand, scale}, attributes, kProducts});
     cases.push_back(Case{"linear_cross_entropy_training",
@@ -62,6 +75,13 @@ std::vector<Case> loss_cases() {
                          kProducts}
                         .rounding(0b1100));
     cases.push_back({"linear_log_sum_exp", {T({5, 8}), T({6, 8}), A({6}), operand}, attributes, kProducts});
+    cases.push_back(
+        {"linear_log_probability", {T({5, 8}), T({6, 8}), A({6}), operand}, attributes, kProducts});
+    cases.push_back(Case{"linear_log_probability_gradient",
+                         {A({5}), T({5, 8}), T({6, 8}), absent(), operand, A({5}).in(1, 3)},
+                         attributes,
+                         kProducts}
+                        .rounding(0b110));
     cases.push_back({"cross_entropy_of_parts", {A({2, 2, 5}), operand, scale}, attributes, kRows});
     cases.push_back(Case{"linear_cross_entropy_gradient",
                          {T({5, 8}), T({6, 8}), A({6}), operand, scale, A({5}).in(1, 3)},
@@ -75,6 +95,12 @@ std::vector<Case> loss_cases() {
     const std::vector<OperandCase> inputs = {T({300, 8}), T({40, 8}), bias ? A({40}) : absent(), many, scale};
     cases.push_back({"linear_cross_entropy", inputs, {}, kProducts});
     cases.push_back(Case{"linear_cross_entropy_training", inputs, {}, kProducts}.rounding(0b1100));
+    cases.push_back({"linear_log_probability", {inputs[0], inputs[1], inputs[2], many}, {}, kProducts});
+    cases.push_back(Case{"linear_log_probability_gradient",
+                         {A({300}), inputs[0], inputs[1], inputs[2], many, A({300}).in(3, 5)},
+                         {},
+                         kProducts}
+                        .rounding(0b110));
   }
   // Probabilities that are nothing in f16 once the scale of a mean has been multiplied in.
   const OperandCase zeros = OperandCase{Kind::i32, {70}}.of({0}), tiny = A({1}).of({1.0 / 8192}).constant();
@@ -87,6 +113,9 @@ std::vector<Case> loss_cases() {
     const std::vector<OperandCase> inputs = {T({2, classes}).in(-8, 8), I32({2}, 0, classes), scale};
     Case row{"cross_entropy", inputs, {}, kRows};
     row.dtypes = {DType::bf16};
+    cases.push_back(row);
+    row.op = "log_probability";
+    row.inputs.pop_back();
     cases.push_back(row);
     cases.push_back(Case{"linear_cross_entropy_training",
                          {T({2, 2}), T({classes, 2}), absent(), inputs[1], scale},

@@ -43,6 +43,14 @@ std::vector<uint32_t> accumulations_of(const OpDef& op) {
   return masks;
 }
 
+// Of each result that the operator can leave out.
+std::vector<uint32_t> absences_of(const OpDef& op) {
+  std::vector<uint32_t> masks;
+  for (uint32_t bit = 1; bit != 0 && bit <= op.optional_outputs; bit <<= 1)
+    if ((op.optional_outputs & bit) != 0) masks.push_back(bit);
+  return masks;
+}
+
 // Devices may leave f16 out; f32 and bf16 they all have.
 bool may_lack(DType dtype) { return dtype == DType::f16; }
 
@@ -69,16 +77,18 @@ void compare_all(const Subject& subject, const OpDef& op) {
     if (subject.is_reference() && flops_of(*test) > 100'000) continue;
     for (const DType dtype : test->dtypes) {
       const TypedCase& typed = known_case(*test, dtype);
+      const auto check = [&](Placing placing, uint32_t accumulate, uint32_t absent) {
+        INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing) << ", accumulating into "
+                              << accumulate << ", without " << absent << ", seed " << random_seed());
+        bool supported = false;
+        const auto problems = compare(
+            *subject.device, {typed, placing, accumulate, placing == Placing::spaced, absent}, supported);
+        if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
+        CHECK(problems == kNone);
+      };
       for (const Placing placing : placings_of(op, subject))
-        for (const uint32_t accumulate : accumulations_of(op)) {
-          INFO(to_string(*test) << ", " << name_of(dtype) << ", " << name_of(placing)
-                                << ", accumulating into " << accumulate << ", seed " << random_seed());
-          bool supported = false;
-          const auto problems =
-              compare(*subject.device, {typed, placing, accumulate, placing == Placing::spaced}, supported);
-          if (!supported && !may_lack(dtype)) FAIL_CHECK("the device has no kernel for it");
-          CHECK(problems == kNone);
-        }
+        for (const uint32_t accumulate : accumulations_of(op)) check(placing, accumulate, 0);
+      for (const uint32_t absent : absences_of(op)) check(Placing::packed, op.accumulates & ~absent, absent);
     }
   }
 }

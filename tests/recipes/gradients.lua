@@ -46,8 +46,9 @@ end
 close(op.log_probability(20 * x, labels), plain(20 * x))
 close(het.grad(function(a) return op.sum(op.log_probability(a, labels) * rows) end)(x),
   het.grad(function(a) return op.sum(plain(a) * rows) end)(x))
+close(op.sum(op.log_probability(x, labels)), op.sum(plain(x)))
 close(op.log_probability(1000 * x, labels) * (1 - counts), 0 * rows)
-fails("the labels are i32[3]; i32[4] is needed beside logits [4, 3]", op.log_probability, x,
+fails("log_probability: labels has to be i32[4]", op.log_probability, x,
   het.tensor({ 0, 1, 2 }, "i32"))
 
 -- The guide's.

@@ -140,45 +140,9 @@ return function(op)
       return options.dtype and op.cast(hot, { dtype = options.dtype }) or hot
     end)
 
-  -- The logit of each label, [...]: f32 (of the first class where none counts), and 1 where one counts, else 0.
-  local function logit_of(logits, labels)
-    local column, ids = { unpack(labels.shape) }, op.cast(labels, { dtype = "f32" })   -- exact up to 2^24
-    column[#column + 1] = 1
-    local counts = op.not_equal(ids, -100)
-    local index = op.reshape(op.cast(op.mask(counts, ids), { dtype = "i32" }), { shape = column })
-    local own = op.reshape(op.gather(logits, index), { shape = labels.shape })
-    return op.cast(own, { dtype = "f32" }), counts
-  end
-
-  local function ones(shape) return native.full(shape, 1, "f32") end
-
-  local log_probability
   add("log_probability", "logits[..., v]:T, labels[...]:i32 → [...]:f32", "log softmax(logits) of each label; 0 where "
-    .. "it is -100.", "op.sum(op.log_probability(logits, labels), { dims = { -1 } })", function(logits, labels)
-    check_value("log_probability", logits, "the logits")
-    check_value("log_probability", labels, "the labels")
-    local leading = without(logits.shape, #logits.shape - 1)
-    if labels.dtype ~= "i32" or text.shape(labels.shape) ~= text.shape(leading) then
-      errors.usage("op.log_probability: the labels are %s%s; i32%s is needed beside logits %s", labels.dtype,
-        text.shape(labels.shape), text.shape(leading), text.shape(logits.shape))
-    end
-    log_probability = log_probability or op.custom_gradient {
-      forward = function(x, at)
-        local own, counts = logit_of(x, at)
-        local _, sums = op.cross_entropy(x, at, ones { 1 })
-        return op.mask(counts, op.sub(own, op.reshape(sums, { shape = at.shape })))
-      end,
-      backward = function(gradient, y, x, at)
-        local sums = op.reshape(op.sub((logit_of(x, at)), y), { shape = { -1 } })   -- log Σ exp of each row
-        local slope = op.cross_entropy_gradient(ones {}, x, at, ones { 1 }, sums)
-        local column = { unpack(at.shape) }
-        column[#column + 1] = 1
-        local factor = op.cast(op.neg(gradient), { dtype = x.dtype })
-        return op.mul(slope, op.reshape(factor, { shape = column }))
-      end,
-    }
-    return log_probability(logits, labels)
-  end)
+    .. "it is -100.", "op.sum(op.log_probability(logits, labels), { dims = { -1 } })",
+    function(logits, labels) return (native.op("log_probability", { logits, labels })) end)
 
   add("conv1d", "x[b, channels, t]:T, weight[out, channels / groups, k]:T, bias?[out]:A → [b, out, t']:T",
     "A convolution along the last dimension, with zeros before and after it (`padding`), or with `causal` before it "

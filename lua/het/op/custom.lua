@@ -19,6 +19,14 @@ function custom.recorded(fn, ...)
   return own, result
 end
 
+--- The nodes of the calls that were recorded so far, for graph:join_classifiers: a list of { first, last }, where
+-- `last` is the first node behind them.
+function custom.ranges()
+  local ranges = {}
+  for i, record in ipairs(records or {}) do ranges[i] = { record.first, record.last } end
+  return ranges
+end
+
 local function is_value(x) return type(x) == "userdata" and getmetatable(x) == "value" end
 
 -- The values among the arguments, and which arguments they are.

@@ -104,6 +104,7 @@ function graphs.loss(b, spec)
       b.graph:output(figure_prefix .. name, figures[name])
       b.figures[#b.figures + 1] = name
     end
+    if spec.loss then b.graph:join_classifiers(custom.ranges()) end
     return b.added_loss and op.add(loss, b.added_loss) or loss
   end
   local ok, result = xpcall(compute, function(problem)
