@@ -14,7 +14,7 @@ if not (folder / 'build.ninja').exists():
                    stdout=subprocess.DEVNULL)
 targets = [line.rsplit(':', 1) for line in subprocess.run(['ninja', '-C', folder, '-t', 'targets', 'all'], check=True, text=True,
                                                           capture_output=True).stdout.splitlines() if ': ' in line]
-made = [name for name, rule in targets if name.endswith('.gch') or rule.strip().startswith('CUSTOM_COMMAND')]
+made = [name for name, rule in targets if name.endswith('.gch') or ('/' in name and rule.strip() == 'CUSTOM_COMMAND')]
 subprocess.run(['ninja', '-C', folder, *made], check=True, stdout=subprocess.DEVNULL)
 
 
