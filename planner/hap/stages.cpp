@@ -217,14 +217,14 @@ class Stages {
     return true;
   }
 
-  // Devices that share layers by the program that suits them. It is found for all layers, though the stage
-  // runs some of them, and for the largest micro-batches that it is tried with.
+  // Devices that share layers by the program that suits them, found for all layers, though the stage runs
+  // some of them.
   std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches) {
     Stage stage;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
     if (devices.size() == 1) return stage;
     // Devices that are alike, with links that are alike, share alike.
-    std::vector<double> key;
+    std::vector<double> key{static_cast<double>(sized.microbatch)};
     const DeviceGroup group = group_.subgroup(devices);
     for (int a = 0; a < group.size(); ++a) {
       key.push_back(group_.kind_of(devices[static_cast<size_t>(a)]));

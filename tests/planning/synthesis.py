@@ -200,6 +200,27 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         programs = answer['programs']
         self.assertGreater(programs['step_seconds'], 0.98 * programs['rival_seconds'])
 
+    def test_micro_batches_of_few_samples_among_very_unlike_devices(self):
+        """The shares that suit a large micro-batch may leave a slow device nothing of a small one."""
+        (self.folder / 'unlike.lua').write_text('''local het = require "het"
+local function device(name, rate)
+  return het.device_type { name = name, f32 = rate, memory = "2 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
+    bandwidth = "50 MB/s", latency = "800 us" }
+end
+return het.cluster { bandwidth = "50 MB/s", latency = "800 us", all_reduce = "mesh",
+  device("fast", "1 GFLOP/s"), device("old", "0.125 GFLOP/s"),
+  het.node { name = "fast", type = "fast" }, het.node { name = "old", type = "old", devices = 3 } }
+''')
+        (self.folder / 'words.txt').write_text('the quick brown fox jumps over the lazy dog.\n' * 900)
+        (self.folder / 'bert.lua').write_text('''local het = require "het"
+return het.train {
+  model = het.nn.bert { vocab = 2048, context = 32, width = 64, heads = 4, layers = 4 },
+  data = het.data.masked { path = "words.txt", tokenizer = "char" }, batch = 32, steps = 8, evaluate = { every = 0 },
+  optimizer = het.optim.adamw { lr = 1e-3, clip = 1 },
+}
+''')
+        self.assertTrue(self.json_of('plan', 'bert.lua', '--cluster=unlike.lua')['feasible'])
+
     def test_what_it_does_not_take(self):
         error = self.refused('plan', 'small.lua', '--policy=hap', '--fallbacks=2', '--objective=cost')
         self.assertIn('--policy=hap does not take --fallbacks', error)
