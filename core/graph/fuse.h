@@ -19,8 +19,8 @@ Graph prune(const Graph& graph);
 Graph prune(const Graph& graph, const Graph& like);
 
 // Joins a loss with the `linear` whose result it alone reads, where an operator computes both and the result
-// is large enough (OpDef::with_linear): logits are then never all in memory. Before differentiation, since
-// gradients are those of what is there. Nodes [first, second) of the ranges `apart` are left as they are.
+// is large enough (OpDef::with_linear): logits are then never all in memory. Call it
+// before differentiate(). It leaves the nodes in the ranges `apart`, [first, second), as they are.
 void join_classifiers(Graph& graph, const std::vector<std::pair<NodeId, NodeId>>& apart = {});
 
 // fuse() of what is needed already: nothing is dropped.

@@ -43,6 +43,19 @@ float row_lse(const T* row, int64_t classes) {
   return most + std::log(sum_of(sum));
 }
 
+// y: sign * (the label's logit - log Σ exp) of each row, 0 where the label is `ignore`.
+template <typename T>
+void log_probabilities(const T* logits, const int32_t* labels, int64_t rows, int64_t classes, int64_t ignore,
+                       float sign, float* y, float* lses) {
+  parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* row = logits + r * classes;
+      lses[r] = row_lse(row, classes);
+      y[r] = labels[r] == ignore ? 0.0F : sign * (static_cast<float>(row[labels[r]]) - lses[r]);
+    }
+  });
+}
+
 std::unique_ptr<Kernel> prepare_cross_entropy(const KernelRequest& request) {
   const Layout& logits = request.inputs[0];
   require_packed(request, logits);
@@ -55,14 +68,7 @@ std::unique_ptr<Kernel> prepare_cross_entropy(const KernelRequest& request) {
           const int32_t* labels = a.in<int32_t>(1);
           check_labels("cross_entropy", labels, rows, classes, ignore);
           auto* losses = reinterpret_cast<float*>(a.workspace);
-          parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
-            for (int64_t r = begin; r < end; ++r) {
-              const T* row = a.in<T>(0) + r * classes;
-              const float lse = row_lse(row, classes);
-              a.out<float>(1)[r] = lse;
-              losses[r] = labels[r] == ignore ? 0.0F : lse - static_cast<float>(row[labels[r]]);
-            }
-          });
+          log_probabilities(a.in<T>(0), labels, rows, classes, ignore, -1, losses, a.out<float>(1));
           const float loss = a.in<float>(2)[0] * sum_in_order(losses, rows);
           *a.out<float>(0) = add ? *a.out<float>(0) + loss : loss;
         },
@@ -79,14 +85,7 @@ std::unique_ptr<Kernel> prepare_log_probability(const KernelRequest& request) {
     return make_kernel([=](const KernelArguments& a) {
       const int32_t* labels = a.in<int32_t>(1);
       check_labels("log_probability", labels, rows, classes, ignore);
-      parallel_for(rows, row_grain(kHeavyGrain, classes), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          const T* row = a.in<T>(0) + r * classes;
-          const float lse = row_lse(row, classes);
-          a.out<float>(1)[r] = lse;
-          a.out<float>(0)[r] = labels[r] == ignore ? 0.0F : static_cast<float>(row[labels[r]]) - lse;
-        }
-      });
+      log_probabilities(a.in<T>(0), labels, rows, classes, ignore, 1, a.out<float>(0), a.out<float>(1));
     });
   });
 }

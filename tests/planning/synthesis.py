@@ -202,15 +202,10 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
 
     def test_micro_batches_of_few_samples_among_very_unlike_devices(self):
         """The shares that suit a large micro-batch may leave a slow device nothing of a small one."""
-        (self.folder / 'unlike.lua').write_text('''local het = require "het"
-local function device(name, rate)
-  return het.device_type { name = name, f32 = rate, memory = "2 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
-    bandwidth = "50 MB/s", latency = "800 us" }
-end
-return het.cluster { bandwidth = "50 MB/s", latency = "800 us", all_reduce = "mesh",
-  device("fast", "1 GFLOP/s"), device("old", "0.125 GFLOP/s"),
-  het.node { name = "fast", type = "fast" }, het.node { name = "old", type = "old", devices = 3 } }
-''')
+        unlike = FAST_LINKS.replace('type = "slow" }', 'type = "slow", devices = 3 }').replace(', devices = 2 }', ' }')
+        for fast, slow in [('40 GB/s', '50 MB/s'), ('1 us', '800 us'), ('0.1 GFLOP/s', '0.125 GFLOP/s'), ('0.3 GFLOP/s', '1 GFLOP/s')]:
+            unlike = unlike.replace(fast, slow)
+        (self.folder / 'unlike.lua').write_text(unlike)
         (self.folder / 'words.txt').write_text('the quick brown fox jumps over the lazy dog.\n' * 900)
         (self.folder / 'bert.lua').write_text('''local het = require "het"
 return het.train {
