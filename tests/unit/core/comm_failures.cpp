@@ -1,5 +1,6 @@
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <future>
 #include <mutex>
 #include <random>
 
@@ -88,9 +89,9 @@ void try_gone_meanwhile(const FabricMaker& maker) {
     sum_of(*group, data)->wait();
     if (fabric.rank() == 1) return;
     if (fabric.rank() == 0) {
-      Gate dead(2);
-      group->failure_detector()->watch(&dead, [&](const std::string&) { dead.pass(); });
-      dead.pass();
+      std::promise<void> dead;  // perhaps on this thread, within watch()
+      group->failure_detector()->watch(&dead, [&](const std::string&) { dead.set_value(); });
+      dead.get_future().wait();
       group->failure_detector()->unwatch(&dead);
     }
     sum_of(*group, data)->wait();
