@@ -103,11 +103,14 @@ std::vector<std::vector<double>> bytes_without_state(const PlanLayout& layout, c
 // The least free byte of any stage under the layout's shares; negative when one does not fit.
 double slack(const PlanLayout& layout, const CostTable& costs,
              const std::vector<std::vector<double>>& bytes) {
-  std::vector<double> shares(static_cast<size_t>(costs.layers), 0);
+  std::vector<double> shares(static_cast<size_t>(costs.layers), 0), of_shared(costs.shared.size(), 0);
   for (const PipelineLayout& pipeline : layout.pipelines)
-    for (const StageLayout& stage : pipeline.stages)
+    for (const StageLayout& stage : pipeline.stages) {
       for (int l = stage.first; l < stage.first + stage.layers; ++l)
         shares[static_cast<size_t>(l)] += stage.share;
+      for (size_t i = 0; i < costs.shared.size(); ++i)
+        if (costs.shared[i].is_used_in(stage.first, stage.first + stage.layers)) of_shared[i] += stage.share;
+    }
   double least = std::numeric_limits<double>::infinity();
   for (size_t p = 0; p < layout.pipelines.size(); ++p)
     for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
@@ -118,6 +121,9 @@ double slack(const PlanLayout& layout, const CostTable& costs,
         if (shares[l] <= 0) return -std::numeric_limits<double>::infinity();
         state += (costs.parameters[l + 1] - costs.parameters[l]) * stage.share / shares[l];
       }
+      for (size_t i = 0; i < costs.shared.size(); ++i)
+        if (costs.shared[i].is_used_in(stage.first, stage.first + stage.layers))
+          state += costs.shared[i].parameters * stage.share / of_shared[i];
       least = std::min(least, costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s] -
                                   state * costs.optimizer_bytes);
     }
@@ -139,8 +145,7 @@ bool place_optimizer(PlanLayout& layout, const CostTable& costs) {
     for (size_t s = 0; s < layout.pipelines[p].stages.size(); ++s) {
       const StageLayout& stage = layout.pipelines[p].stages[s];
       const int end = stage.first + stage.layers;
-      const double parameters =
-          costs.parameters[static_cast<size_t>(end)] - costs.parameters[static_cast<size_t>(stage.first)];
+      const double parameters = costs.parameters_in(stage.first, end);
       const double free = costs.nodes[static_cast<size_t>(stage.node)].memory_bytes - bytes[p][s];
       if (free < 0) return false;
       // A stage cannot hold more than all of its layers' state.

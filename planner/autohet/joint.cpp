@@ -144,7 +144,7 @@ class Joint {
     const auto& [longest, slowest, index] = order_[slowest_];
     if (p == options_.size()) {
       --leaves_;
-      const double state = costs_.parameters.back() * costs_.optimizer_bytes;
+      const double state = costs_.parameters_in(0, costs_.layers) * costs_.optimizer_bytes;
       if (!sharded_ || !extensions_.placed_optimizer || room >= state * (1 - 1e-12)) submit();
       return;
     }
@@ -251,9 +251,7 @@ class Joint {
       const auto i = static_cast<size_t>(s);
       const int end = first + cut.draft.solution.layers[i],
                 held = in_flight({}, stages, s, cut.draft.microbatches);
-      const double state =
-          (costs_.parameters[static_cast<size_t>(end)] - costs_.parameters[static_cast<size_t>(first)]) *
-          costs_.optimizer_bytes;
+      const double state = costs_.parameters_in(first, end) * costs_.optimizer_bytes;
       const double free = costs_.nodes[static_cast<size_t>(cut.draft.nodes[i])].memory_bytes -
                           costs_.stage_bytes(first, end, held, cut.draft.solution.recompute[i] != 0, 0);
       const double room = std::clamp(free, 0.0, state);

@@ -139,7 +139,7 @@ double Search::synchronisation(const CostTable& costs, const Composition& compos
       bandwidth = link.bytes_per_second;
   }
   if (!several || bandwidth == 0) return 0;
-  const double bytes = costs.parameters.back() * costs.tensor * costs.gradient_bytes;
+  const double bytes = costs.parameters_in(0, costs.layers) * costs.tensor * costs.gradient_bytes;
   const double stages = static_cast<double>(solution.layers.size());
   return std::max(0.0, 2 * bytes / stages / bandwidth - solution.sum / stages * 2 / 3);
 }

@@ -33,7 +33,6 @@ const StageSolver::Reach& StageSolver::reach(int node, int held) {
   for (const bool recompute : {false, true}) {
     std::vector<int>& ends = recompute ? reach.recomputed : reach.kept;
     for (int first = 0; first < costs_.layers; ++first) {
-      const auto f = static_cast<size_t>(first);
       double running = 0;
       int end = first;
       while (end < costs_.layers) {
@@ -43,8 +42,7 @@ const StageSolver::Reach& StageSolver::reach(int node, int held) {
         running = std::max(running, costs_.workspace[l] + (recompute ? all - begin : 0));
         const double kept = held * costs_.held_bytes(first, end + 1, recompute);
         const double sent = end + 1 < costs_.layers ? costs_.boundary[l] : 0;
-        const double bytes =
-            (costs_.parameters[l + 1] - costs_.parameters[f]) * state + kept + std::max(running, sent);
+        const double bytes = costs_.parameters_in(first, end + 1) * state + kept + std::max(running, sent);
         if (bytes > limit) break;
         ++end;
       }

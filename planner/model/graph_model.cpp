@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "core/base/error.h"
@@ -152,7 +153,7 @@ class Counter {
     }
   }
 
-  // A parameter that several layers use is kept by each.
+  // A parameter that several layers use counts in each.
   void count_parameters() {
     const std::vector<std::set<ValueId>> of_layer = parameters();
     for (size_t layer = 0; layer < layers_.size(); ++layer)
@@ -251,19 +252,67 @@ class Counter {
   std::vector<ValueId> root_;                     // of values: the buffer's
 };
 
-// Two ranks that share each layer show what they divide: half of that is missing.
-void count_division(const Graph& graph, int samples, std::vector<LayerKind>& layers) {
-  if (tensor_degrees_of(graph, 2).back() != 2) return;
-  const Graph half = prune(tensor_parallel(graph, {1, 1}, 0));
+// What one of two ranks that share each layer runs; nothing: they cannot.
+std::optional<Graph> half_of(const Graph& graph) {
+  if (tensor_degrees_of(graph, 2).back() != 2) return std::nullopt;
+  return prune(tensor_parallel(graph, {1, 1}, 0));
+}
+
+// Of two ranks that share each layer, half of what they divide is missing.
+double whole_of(double all, double part) { return std::clamp(2 * part - all, 0.0, all); }
+
+void count_division(const Graph& half, int samples, std::vector<LayerKind>& layers) {
   const std::vector<LayerKind> own = Counter(half, samples).run();
   for (size_t i = 0; i < layers.size(); ++i) {
-    const auto whole = [](double all, double part) { return std::clamp(2 * part - all, 0.0, all); };
-    layers[i].whole_parameters = whole(layers[i].parameters, own[i].parameters);
-    layers[i].whole_activation_bytes = whole(layers[i].activation_bytes, own[i].activation_bytes);
-    layers[i].whole_workspace_bytes = whole(layers[i].workspace_bytes, own[i].workspace_bytes);
+    layers[i].whole_parameters = whole_of(layers[i].parameters, own[i].parameters);
+    layers[i].whole_activation_bytes = whole_of(layers[i].activation_bytes, own[i].activation_bytes);
+    layers[i].whole_workspace_bytes = whole_of(layers[i].workspace_bytes, own[i].workspace_bytes);
     layers[i].tensor_reductions = own[i].tensor_reductions;
     layers[i].recompute_reductions = own[i].recompute_reductions;
   }
+}
+
+// Those that the update changes; of a graph without one, all.
+std::set<ValueId> trained_parameters(const Graph& graph) {
+  std::set<ValueId> trained, all;
+  for (size_t i = 0; i < graph.values.size(); ++i)
+    if (graph.values[i].role == Role::parameter) all.insert(static_cast<ValueId>(i));
+  bool updates = false;
+  for (const Node& node : graph.nodes) {
+    if (node.phase != Phase::update) continue;
+    updates = true;
+    for (const ValueId id : node.inputs)
+      if (all.count(id) != 0) trained.insert(id);
+  }
+  return updates ? trained : all;
+}
+
+// The parameters that several layers use, those of the same layers together.
+std::vector<SharedParameter> shared_parameters(const Graph& graph, const std::set<ValueId>& trained,
+                                               const std::optional<Graph>& half) {
+  std::map<std::string, double> parts;  // elements by name
+  if (half)
+    for (const Value& value : half->values)
+      if (value.role == Role::parameter) parts[value.name] = static_cast<double>(value.type.elements());
+  std::map<ValueId, std::vector<int>> users;
+  const std::vector<std::set<ValueId>> of_layer = parameters_of_layers(graph);
+  for (size_t layer = 0; layer < of_layer.size(); ++layer)
+    for (const ValueId id : of_layer[layer]) users[id].push_back(static_cast<int>(layer));
+  std::map<std::pair<std::vector<int>, bool>, SharedParameter> shared;
+  for (const auto& [id, layers] : users) {
+    if (layers.size() < 2) continue;
+    const bool is_trained = trained.count(id) != 0;
+    SharedParameter& one = shared[{layers, is_trained}];
+    const auto elements = static_cast<double>(graph.type(id).elements());
+    const auto part = parts.find(graph.values[id].name);
+    one.layers = layers;
+    one.trained = is_trained;
+    one.parameters += elements;
+    one.whole_parameters += part == parts.end() ? 0 : whole_of(elements, part->second);
+  }
+  std::vector<SharedParameter> list;
+  for (auto& [key, one] : shared) list.push_back(std::move(one));
+  return list;
 }
 
 // "blocks" of "blocks.3".
@@ -295,23 +344,6 @@ std::vector<int> tensor_degrees_of(const Graph& graph, int most) {
     degrees.push_back(degree);
   }
   return degrees;
-}
-
-// Elements of the parameters that the update changes; of a graph without one, of all.
-static double trained_parameters(const Graph& graph) {
-  std::set<ValueId> trained, all;
-  for (size_t i = 0; i < graph.values.size(); ++i)
-    if (graph.values[i].role == Role::parameter) all.insert(static_cast<ValueId>(i));
-  bool updates = false;
-  for (const Node& node : graph.nodes) {
-    if (node.phase != Phase::update) continue;
-    updates = true;
-    for (const ValueId id : node.inputs)
-      if (all.count(id) != 0) trained.insert(id);
-  }
-  double elements = 0;
-  for (const ValueId id : updates ? trained : all) elements += static_cast<double>(graph.type(id).elements());
-  return elements;
 }
 
 Model model_of_graph(const Graph& whole, std::string name, int samples, int tokens) {
@@ -348,13 +380,18 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   if (tokens < 1) fail_usage("tokens = {} of a sample; it has 1 or more", tokens);
   model.weight_bytes = (masters + copies) / parameters;
   model.made_bytes = copies / parameters;
-  model.trained_share = trained_parameters(graph) / parameters;
+  const std::set<ValueId> trained = trained_parameters(graph);
+  double elements = 0;
+  for (const ValueId id : trained) elements += static_cast<double>(graph.type(id).elements());
+  model.trained_share = elements / parameters;
   model.gradient_bytes = 4 * model.trained_share;
   model.optimizer_bytes = buffers / parameters;
 
   std::map<std::string, int> used;  // names of kinds
   std::vector<LayerKind> layers = Counter(graph, samples).run();
-  count_division(graph, samples, layers);
+  const std::optional<Graph> half = half_of(graph);
+  if (half) count_division(*half, samples, layers);
+  model.shared = shared_parameters(graph, trained, half);
   for (size_t i = 0; i < layers.size(); ++i) {
     LayerKind layer = layers[i];
     const auto known = std::find_if(model.kinds.begin(), model.kinds.end(), [&](LayerKind kind) {

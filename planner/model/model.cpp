@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 
@@ -123,6 +124,8 @@ Model known_model(std::string_view name) {
 double total_parameters(const Model& model) {
   double total = 0;
   for (const int kind : model.layers) total += model.kinds[static_cast<size_t>(kind)].parameters;
+  for (const SharedParameter& shared : model.shared)
+    total -= static_cast<double>(shared.layers.size() - 1) * shared.parameters;
   return total;
 }
 
@@ -150,6 +153,24 @@ std::vector<std::string> validate(const Model& model) {
     check("whole_parameters", kind.whole_parameters);
     check("whole_activation_bytes", kind.whole_activation_bytes);
     check("whole_workspace_bytes", kind.whole_workspace_bytes);
+  }
+  for (const SharedParameter& shared : model.shared) {
+    const auto& layers = shared.layers;
+    if (layers.size() < 2 || layers.front() < 0 || layers.back() >= model.count() ||
+        std::adjacent_find(layers.begin(), layers.end(), std::greater_equal()) != layers.end()) {
+      problems.push_back(
+          fmt::format("a shared parameter has layers {}; they are two or more of the model's {}, in order",
+                      fmt::join(shared.layers, ", "), model.count()));
+      continue;
+    }
+    for (const int layer : shared.layers) {
+      const double all = model.layer(layer).parameters;
+      if (!(shared.parameters > 0 && shared.parameters <= all && shared.whole_parameters >= 0 &&
+            shared.whole_parameters <= shared.parameters))
+        problems.push_back(fmt::format(
+            "layers {} share {} parameters, of which {} are not divided; layer {} has {}",
+            fmt::join(shared.layers, ", "), shared.parameters, shared.whole_parameters, layer, all));
+    }
   }
   return problems;
 }

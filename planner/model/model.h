@@ -3,6 +3,7 @@
 // parallelism.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,10 +35,26 @@ struct LayerKind {
   bool operator==(const LayerKind&) const = default;
 };
 
+// A parameter that several layers use, as a table of tokens that is the classifier, too. Each of them counts
+// it among its parameters; a device that has several of them keeps it once, and all devices that keep it add
+// up its gradient.
+struct SharedParameter {
+  std::vector<int> layers;      // that use it, in order
+  double parameters = 0;        // elements
+  double whole_parameters = 0;  // of these, what tensor parallelism does not divide
+  bool trained = true;
+  bool is_used_in(int first, int last) const {  // layers [first, last)
+    const auto next = std::lower_bound(layers.begin(), layers.end(), first);
+    return next != layers.end() && *next < last;
+  }
+  bool operator==(const SharedParameter&) const = default;
+};
+
 struct Model {
   std::string name;
   std::vector<LayerKind> kinds;
   std::vector<int> layers;  // the kind of each layer, in order
+  std::vector<SharedParameter> shared;
   Precision precision = Precision::bf16;
   double weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of one parameter, on average
   double made_bytes = 0;        // of weight_bytes: copies that are made from the weights wherever these are
@@ -66,7 +83,7 @@ Model transformer(const Transformer& shape, Precision precision = Precision::bf1
 const std::vector<Transformer>& known_transformers();
 Model known_model(std::string_view name);  // throws Error(usage) naming the nearest
 
-double total_parameters(const Model& model);
+double total_parameters(const Model& model);  // shared ones once
 std::vector<std::string> validate(const Model& model);
 
 }  // namespace het::planner

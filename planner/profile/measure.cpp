@@ -191,28 +191,19 @@ std::vector<Update> updates_of(const Program& program, const Compute& compute) {
   return updates;
 }
 
-// How many layers of the whole model use each parameter, by its name.
-std::map<std::string, double> users_of(const Program& whole, const std::vector<Share>& shares) {
-  std::map<std::string, double> users;
-  const auto readers = readers_of(whole, shares);
-  for (size_t b = 0; b < whole.buffers.size(); ++b)
-    if (whole.buffers[b].trained)
-      users[whole.buffers[b].name] = std::max<double>(1, static_cast<double>(readers[b].size()));
-  return users;
-}
-
-// Seconds of each instruction given to layers and parts. An update is divided over the layers of the whole
-// model that use the parameter, one of several parameters by their elements first; what the update does for
-// all parameters together, by their elements.
+// Seconds of each instruction given to layers and parts. An update is that of each layer that uses the
+// parameter (SharedParameter), one of several parameters by their elements; what the update does for all
+// parameters together, too.
 class Account {
  public:
-  Account(const Program& program, const std::vector<Share>& shares, std::map<std::string, double> users)
-      : program_(program), shares_(shares), users_(std::move(users)), readers_(readers_of(program, shares)) {
-    for (size_t b = 0; b < program.buffers.size(); ++b)
-      if (program.buffers[b].trained)
-        for (const int layer : readers_[b])
-          elements_[layer] += static_cast<double>(program.buffers[b].type.elements()) / users_of_buffer(b);
-    for (const auto& [layer, count] : elements_) all_elements_ += count;
+  Account(const Program& program, const std::vector<Share>& shares)
+      : program_(program), shares_(shares), readers_(readers_of(program, shares)) {
+    for (size_t b = 0; b < program.buffers.size(); ++b) {
+      if (!program.buffers[b].trained || readers_[b].empty()) continue;
+      const auto elements = static_cast<double>(program.buffers[b].type.elements());
+      for (const int layer : readers_[b]) elements_[layer] += elements;
+      all_elements_ += elements;
+    }
   }
 
   void add(size_t i, double seconds, std::map<int, LayerSeconds>& layers) const {
@@ -230,11 +221,6 @@ class Account {
   }
 
  private:
-  double users_of_buffer(size_t b) const {
-    const auto found = users_.find(program_.buffers[b].name);
-    return found == users_.end() ? 1 : found->second;
-  }
-
   void add_update(size_t i, double seconds, std::map<int, LayerSeconds>& layers) const {
     const auto& own = std::get<Compute>(program_.instructions[i]);
     std::vector<size_t> parameters;
@@ -250,8 +236,7 @@ class Account {
     for (const size_t b : parameters) all += elements(b);
     if (all > 0) {
       for (const size_t b : parameters)
-        for (const int layer : readers_[b])
-          layers[layer].update += seconds * elements(b) / all / users_of_buffer(b);
+        for (const int layer : readers_[b]) layers[layer].update += seconds * elements(b) / all;
     } else if (all_elements_ > 0) {
       for (const auto& [layer, count] : elements_) layers[layer].update += seconds * count / all_elements_;
     }
@@ -259,10 +244,9 @@ class Account {
 
   const Program& program_;
   const std::vector<Share>& shares_;
-  std::map<std::string, double> users_;
   std::vector<std::set<int>> readers_;
   std::map<int, double> elements_;  // of a layer's parameters
-  double all_elements_ = 0;
+  double all_elements_ = 0;         // each once
 };
 
 void write_inputs(Executor& executor, const std::map<std::string, Tensor>& inputs) {
@@ -373,9 +357,8 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
     fail_usage("the graph of a sample has {} layers, that of a micro-batch {}", model.layers.size(),
                graph.layers.size());
   const Graph own = tensor_parallel(graph, Shares(static_cast<size_t>(options.tensor), 1), 0);
-  // The whole model shows what its layers keep and which share parameters; nothing of it is allocated.
+  // The whole model shows what its layers keep; nothing of it is allocated.
   const Program whole = lower_single(fuse(extract_layers(own, std::vector<bool>(own.layers.size(), true))));
-  const std::vector<Share> whole_shares = shares_of(whole);
   const std::vector<LayerMemory> memory = memory_by_layer(whole);
 
   std::vector<bool> asked(model.kinds.size(), options.kinds.empty());
@@ -403,7 +386,7 @@ Measured measure_layers(const Graph& graph, const Model& model, const std::share
   const std::vector<double> seconds = time_instructions(executor, options, eviction, measured.runs);
   if (seconds.empty()) return measured;
 
-  const Account account(executor.program(), shares, users_of(whole, whole_shares));
+  const Account account(executor.program(), shares);
   std::map<int, LayerSeconds> layers;
   for (size_t i = 0; i < seconds.size(); ++i) {
     account.add(i, seconds[i], layers);

@@ -286,6 +286,11 @@ std::string digest_of(const Model& model) {
     text += fmt::format("{} {} {} {} {} {} {} {} {} {}\n", kind.name, kind.parameters, kind.activation_bytes,
                         kind.checkpoint_bytes, kind.forward_flops, kind.input_flops, kind.weight_flops,
                         kind.forward_bytes, kind.boundary_bytes, kind.tensor_reductions);
+  for (const SharedParameter& shared : model.shared) {
+    std::set<std::string> kinds;  // whatever the number of layers
+    for (const int layer : shared.layers) kinds.insert(model.layer(layer).name);
+    text += fmt::format("shared {} {} {}\n", fmt::join(kinds, " "), shared.parameters, shared.trained);
+  }
   constexpr size_t kDigits = 16;
   return hex_of(hmac_sha256("model", text)).substr(0, kDigits);
 }

@@ -12,6 +12,13 @@ double range(const std::vector<double>& prefix, int first, int last) {
 
 }  // namespace
 
+double CostTable::parameters_in(int first, int last) const {
+  double elements = range(parameters, first, last);
+  for (const SharedParameter& one : shared)
+    if (one.is_used_in(first, last)) elements += one.parameters;
+  return elements;
+}
+
 double CostTable::forward_seconds(int node, int first, int last) const {
   return range(nodes[static_cast<size_t>(node)].forward, first, last);
 }
@@ -42,8 +49,7 @@ double CostTable::running_bytes(int first, int last, bool recompute) const {
 double CostTable::stage_bytes(int first, int last, int in_flight, bool recompute, double optimizer_share,
                               int waiting) const {
   const double own = held_bytes(first, last, recompute), all = held_bytes(first, last, false);
-  return range(parameters, first, last) *
-             (weight_bytes + gradient_bytes + optimizer_bytes * optimizer_share) +
+  return parameters_in(first, last) * (weight_bytes + gradient_bytes + optimizer_bytes * optimizer_share) +
          in_flight * own + std::min(waiting, in_flight) * (all - own) + running_bytes(first, last, recompute);
 }
 
@@ -57,11 +63,25 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   table.gradient_bytes = model.gradient_bytes;
   table.optimizer_bytes = model.optimizer_bytes;
   const auto divided = [&](double all, double whole) { return whole + (all - whole) / tensor; };
+  std::vector<double> parameters, whole;  // of each layer, without shared ones
+  for (const int kind : model.layers) {
+    parameters.push_back(model.kinds[static_cast<size_t>(kind)].parameters);
+    whole.push_back(model.kinds[static_cast<size_t>(kind)].whole_parameters);
+  }
+  for (SharedParameter one : model.shared) {
+    for (const int layer : one.layers) {
+      parameters[static_cast<size_t>(layer)] -= one.parameters;
+      whole[static_cast<size_t>(layer)] -= one.whole_parameters;
+    }
+    one.parameters = divided(one.parameters, one.whole_parameters);
+    table.shared.push_back(std::move(one));
+  }
   table.parameters = table.whole_parameters = table.activation = table.checkpoint = {0};
   for (int layer = 0; layer < table.layers; ++layer) {
     const LayerKind& kind = model.layer(layer);
-    table.parameters.push_back(table.parameters.back() + divided(kind.parameters, kind.whole_parameters));
-    table.whole_parameters.push_back(table.whole_parameters.back() + kind.whole_parameters);
+    const auto l = static_cast<size_t>(layer);
+    table.parameters.push_back(table.parameters.back() + divided(parameters[l], whole[l]));
+    table.whole_parameters.push_back(table.whole_parameters.back() + whole[l]);
     table.reductions.push_back(kind.tensor_reductions);
     table.reductions_again.push_back(kind.reductions_again());
     const double kept = kept_bytes(profile, kind, tensor, microbatch);

@@ -30,11 +30,13 @@ struct NodeCosts {
 
 struct CostTable {
   int tensor = 1, microbatch = 1, layers = 0;
-  std::vector<NodeCosts> nodes;                // as Cluster::nodes
-  std::vector<Link> between;                   // [node * nodes + node]
-  bool mesh = false;                           // Cluster::mesh
-  std::vector<double> parameters;              // [layers + 1] elements on one device, in the layers before
-  std::vector<double> whole_parameters;        // the same, of those that tensor parallelism does not divide
+  std::vector<NodeCosts> nodes;  // as Cluster::nodes
+  std::vector<Link> between;     // [node * nodes + node]
+  bool mesh = false;             // Cluster::mesh
+  // [layers + 1] elements on one device, in the layers before, without those that several layers share; and
+  // of these, what tensor parallelism does not divide.
+  std::vector<double> parameters, whole_parameters;
+  std::vector<SharedParameter> shared;         // Model::shared, elements on one device
   std::vector<double> activation, checkpoint;  // the same, bytes of one micro-batch on one device
   std::vector<double> workspace;               // [layers] bytes of one micro-batch on one device
   std::vector<double> boundary;                // [layers] bytes of one micro-batch's output, whole
@@ -45,6 +47,8 @@ struct CostTable {
   const Link& link(int a, int b) const {
     return between[static_cast<size_t>(a) * nodes.size() + static_cast<size_t>(b)];
   }
+  // Elements on one device that holds layers [first, last); what several of them share, once.
+  double parameters_in(int first, int last) const;
   // Seconds of one micro-batch, forward and backward, in layers [first, last).
   double forward_seconds(int node, int first, int last) const;
   double backward_seconds(int node, int first, int last, bool recompute) const;

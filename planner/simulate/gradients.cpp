@@ -9,6 +9,9 @@
 // latency for each piece, and packs: its bytes are read and written before, and once more after. Sharded
 // optimizer state is then kept whole.
 //
+// A parameter that several layers share is summed by all stages that have one of them, when the last of their
+// backwards is over, where these are not the same stage of each pipeline; else with the first of its layers.
+//
 // Exchanges of different layers that pass one network interface at the same time share it (sharing.h). A
 // device group has one exchange at a time.
 #include <algorithm>
@@ -51,8 +54,7 @@ class FinishStep {
         replicas_(state.layout->pipelines.size()),
         compute_end_(compute_end),
         result_(result),
-        holder_(state.holder),
-        at_(state.holder_at) {}
+        holder_(state.holder) {}
 
   double run() {
     find_holders();
@@ -63,11 +65,24 @@ class FinishStep {
   }
 
  private:
-  // Layers with the same holders.
+  struct Holder {
+    size_t pipeline, stage;
+  };
+  // Layers with the same holders, a stage of each pipeline; or a shared parameter, whose holders are others.
   struct Segment {
+    std::vector<Holder> holders;
+    std::vector<int> at;          // state_.at() of each
     RingGroup group;              // who exchanges them
     int parts = -1;               // of parts_ instead, where a holder has a TensorGroup
     std::vector<int> interfaces;  // of all holders, each once
+  };
+  // What is exchanged at once, on one device; and of it what tensor parallelism does not divide.
+  struct Elements {
+    double all = 0, whole = 0;
+  };
+  // A shared parameter that has a segment.
+  struct Apart {
+    size_t shared, segment;
   };
   // One rank of a communicator, and how many devices of its stage are in others like it.
   struct Member {
@@ -76,39 +91,55 @@ class FinishStep {
     int devices = 1;
   };
 
-  const StageLayout& holder_at(size_t layer, size_t pipeline) const {
-    return pipelines_[pipeline].stages[static_cast<size_t>(holder_[layer * replicas_ + pipeline])];
-  }
   bool same_holders(size_t a, size_t b) const {
     const auto at_a = holder_.begin() + static_cast<std::ptrdiff_t>(a * replicas_);
     return std::equal(at_a, at_a + static_cast<std::ptrdiff_t>(replicas_),
                       holder_.begin() + static_cast<std::ptrdiff_t>(b * replicas_));
   }
-  double parameters_of(size_t first, size_t end) const {
-    return costs_.parameters[end] - costs_.parameters[first];
+  const StageLayout& stage_of(const Holder& holder) const {
+    return pipelines_[holder.pipeline].stages[holder.stage];
+  }
+  // What layers [first, end) exchange.
+  Elements elements_of(size_t first, size_t end) const {
+    Elements elements{costs_.parameters[end] - costs_.parameters[first],
+                      costs_.whole_parameters[end] - costs_.whole_parameters[first]};
+    for (const size_t i : with_first_layer_) {
+      const SharedParameter& shared = costs_.shared[i];
+      const auto layer = static_cast<size_t>(shared.layers[0]);
+      if (layer < first || layer >= end) continue;
+      elements.all += shared.parameters;
+      elements.whole += shared.whole_parameters;
+    }
+    return elements;
   }
 
   double gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s, int layer) const;
   void find_holders();
   void find_shares();
-  Segment segment_from(size_t first);
+  void find_shared();
+  double update_seconds(const StageLayout& stage) const;
+  Segment segment_of(std::vector<Holder> holders);
   Link mesh_of(const std::vector<Member>& members);
   RingGroup group_of(const std::vector<Member>& members);
-  Parts parts_of(size_t layer);
+  Parts parts_of(const Segment& segment);
   void cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts);
   ExchangeSeconds group_seconds(const RingGroup& group, CollectiveKind collective, int communicators,
                                 double bytes) const;
-  ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, size_t first, size_t end,
+  ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, const Elements& elements,
                              double parameter_bytes) const;
-  double unevenness(size_t layer, CollectiveKind collective) const;
-  void count_exposed(size_t layer, double ready, double end, SimEvent::Kind kind);
-  void add(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind);
+  double unevenness(const Segment& segment, CollectiveKind collective) const;
+  void count_exposed(const Segment& segment, double ready, double end, SimEvent::Kind kind);
   void exchange_all();
   bool shares_interfaces();
-  void finish(const SharedFlow& flow, size_t layer);
-  void exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes, double earliest,
-                SimEvent::Kind kind);
-  double pack(const Parts& parts, size_t layer, double bytes_of_divided, double bytes_of_whole);
+  void finish(const SharedFlow& flow, size_t index);
+  void exchange(size_t segment, int layer, const Elements& elements, CollectiveKind collective,
+                double parameter_bytes, double earliest, SimEvent::Kind kind);
+  void exchange_layers(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
+                       double earliest, SimEvent::Kind kind);
+  void exchange_shared(const Apart& apart, CollectiveKind collective, double parameter_bytes, double earliest,
+                       SimEvent::Kind kind);
+  double pack(const Parts& parts, const Segment& segment, double bytes_of_divided, double bytes_of_whole);
+  double compute_end_of(const Segment& segment) const;
   void exchange_gradients();
   double all_norms(double reduced);
   double update();
@@ -120,17 +151,24 @@ class FinishStep {
   size_t replicas_;
   double compute_end_;
   Simulation& result_;
-  std::vector<int>&holder_, &at_;  // of state_: buffers that are used again
-  // holder_: [layer * replicas + pipeline] stage of each pipeline that holds a layer; at_: state_.at() of it
-  std::vector<double> ready_;  // of each layer
-  std::vector<int> order_;     // layers as they are ready
-  std::vector<int> segment_;   // of each layer
+  // [layer * replicas + pipeline] stage of each pipeline that holds a layer; of state_, to be used again
+  std::vector<int>& holder_;
+  std::vector<double> ready_;    // of each layer
+  std::vector<size_t> segment_;  // of each layer
   std::vector<Segment> segments_;
+  std::vector<Apart> apart_;
+  std::vector<size_t> with_first_layer_;  // shared parameters that have no segment
   std::vector<Parts> parts_;
   std::vector<Member> members_;
-  // Exchanges of one kind that are to be made, and the layers of each; and in which order they ended.
+  // Exchanges of one kind that are to be made, of which segment and first layer; and in which order they
+  // ended.
+  struct Exchanged {
+    size_t segment;
+    int layer;
+  };
   std::vector<SharedFlow> flows_;
-  std::vector<size_t> flow_layers_, order_ended_;
+  std::vector<Exchanged> exchanged_;
+  std::vector<size_t> order_ended_;
   SimEvent::Kind kind_ = SimEvent::Kind::reduce;
   std::vector<int> at_node_;
   double known_ = 0;             // when all ranks know the norms; mesh alone
@@ -154,7 +192,6 @@ double FinishStep::gradient_ready(const PipelineState& pipeline, const StageLayo
 void FinishStep::find_holders() {
   const int layers = costs_.layers;
   holder_.resize(replicas_ * static_cast<size_t>(layers));
-  at_.resize(holder_.size());
   ready_.assign(static_cast<size_t>(layers), 0);
   for (size_t p = 0; p < replicas_; ++p)
     for (size_t s = 0; s < pipelines_[p].stages.size(); ++s) {
@@ -163,17 +200,12 @@ void FinishStep::find_holders() {
       for (int layer = stage.first; layer < stage.first + stage.layers; ++layer) {
         const auto l = static_cast<size_t>(layer);
         holder_[l * replicas_ + p] = static_cast<int>(s);
-        at_[l * replicas_ + p] = static_cast<int>(state_.at(p, s));
         ready_[l] = std::max(ready_[l], gradient_ready(pipeline, stage, s, layer));
       }
     }
-  for (int layer = layers - 1; layer >= 0; --layer) order_.push_back(layer);
-  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
-    return ready_[static_cast<size_t>(a)] < ready_[static_cast<size_t>(b)];
-  });
 }
 
-// Who exchanges each layer, and what of its optimizer state each holder has and updates.
+// Who exchanges each layer and shared parameter, and what of its optimizer state each holder has and updates.
 void FinishStep::find_shares() {
   const auto layers = static_cast<size_t>(costs_.layers);
   segment_.resize(layers);
@@ -181,44 +213,94 @@ void FinishStep::find_shares() {
   for (size_t first = 0, end = 0; first < layers; first = end) {
     for (end = first + 1; end < layers && same_holders(first, end);) ++end;
     std::fill(segment_.begin() + static_cast<std::ptrdiff_t>(first),
-              segment_.begin() + static_cast<std::ptrdiff_t>(end), static_cast<int>(segments_.size()));
-    segments_.push_back(segment_from(first));
+              segment_.begin() + static_cast<std::ptrdiff_t>(end), segments_.size());
+    std::vector<Holder> holders;
     double shares = 0;
-    for (size_t p = 0; p < replicas_; ++p) shares += holder_at(first, p).share;
-    for (size_t l = first; l < end; ++l) state_.layer_shares[l] = shares;
     for (size_t p = 0; p < replicas_; ++p) {
-      const StageLayout& stage = holder_at(first, p);
-      const auto at = static_cast<size_t>(at_[first * replicas_ + p]);
-      const double part = state_.optimizer_part(stage, first);
-      const std::vector<double>& update = state_.pace_of(stage).update;
-      for (size_t l = first; l < end; ++l) {
-        state_.optimizer_bytes[at] += part * parameters_of(l, l + 1) * costs_.optimizer_bytes;
-        state_.update_seconds[at] += part * (update[l + 1] - update[l]);
+      holders.push_back({p, static_cast<size_t>(holder_[first * replicas_ + p])});
+      shares += stage_of(holders.back()).share;
+    }
+    for (size_t l = first; l < end; ++l) state_.layer_shares[l] = shares;
+    segments_.push_back(segment_of(std::move(holders)));
+  }
+  find_shared();
+  for (size_t p = 0; p < replicas_; ++p)
+    for (size_t s = 0; s < pipelines_[p].stages.size(); ++s) {
+      const StageLayout& stage = pipelines_[p].stages[s];
+      state_.optimizer_bytes[state_.at(p, s)] =
+          state_.optimizer_elements(stage, costs_) * costs_.optimizer_bytes;
+      state_.update_seconds[state_.at(p, s)] = update_seconds(stage);
+    }
+}
+
+void FinishStep::find_shared() {
+  state_.shared_shares.assign(costs_.shared.size(), 0);
+  for (size_t i = 0; i < costs_.shared.size(); ++i) {
+    const SharedParameter& shared = costs_.shared[i];
+    std::vector<Holder> holders;
+    for (size_t p = 0; p < replicas_; ++p) {
+      const size_t before = holders.size(), workers = state_.class_at(p).workers.size();
+      for (const int layer : shared.layers) {
+        const auto stage = static_cast<size_t>(holder_[static_cast<size_t>(layer) * replicas_ + p]);
+        const bool known =
+            std::any_of(holders.begin() + static_cast<std::ptrdiff_t>(before), holders.end(),
+                        [&](const Holder& one) { return one.stage % workers == stage % workers; });
+        if (!known) holders.push_back({p, stage});
       }
+    }
+    for (const Holder& holder : holders) state_.shared_shares[i] += stage_of(holder).share;
+    if (holders.size() == replicas_ || !shared.trained) {
+      with_first_layer_.push_back(i);
+    } else {
+      apart_.push_back({i, segments_.size()});
+      segments_.push_back(segment_of(std::move(holders)));
     }
   }
 }
 
-// Of the layers from `first` on that have the same holders.
-FinishStep::Segment FinishStep::segment_from(size_t first) {
+// Of one device of a stage. What a layer takes is divided by parameters; shared ones are updated once.
+double FinishStep::update_seconds(const StageLayout& stage) const {
+  const std::vector<double>& update = state_.pace_of(stage).update;
+  const auto first = static_cast<size_t>(stage.first), end = first + static_cast<size_t>(stage.layers);
+  std::vector<double> pace;  // of each layer: seconds of one element
+  double seconds = 0;
+  for (size_t l = first; l < end; ++l) {
+    const double own = costs_.parameters[l + 1] - costs_.parameters[l];
+    double elements = own;
+    for (const SharedParameter& shared : costs_.shared)
+      if (shared.is_used_in(static_cast<int>(l), static_cast<int>(l) + 1)) elements += shared.parameters;
+    pace.push_back(elements > 0 ? (update[l + 1] - update[l]) / elements : 0);
+    seconds += state_.optimizer_part(stage, state_.layer_shares[l]) * (update[l + 1] - update[l]) *
+               (elements > 0 ? own / elements : 1);
+  }
+  for (size_t i = 0; i < costs_.shared.size(); ++i) {
+    const auto& layers = costs_.shared[i].layers;
+    const auto layer = std::lower_bound(layers.begin(), layers.end(), stage.first);
+    if (layer == layers.end() || *layer >= static_cast<int>(end)) continue;
+    seconds += state_.optimizer_part(stage, state_.shared_shares[i]) * costs_.shared[i].parameters *
+               pace[static_cast<size_t>(*layer) - first];
+  }
+  return seconds;
+}
+
+FinishStep::Segment FinishStep::segment_of(std::vector<Holder> holders) {
   Segment segment;
-  const bool has_groups = !state_.layout->groups.empty();
-  for (size_t p = 0; has_groups && p < replicas_; ++p)
-    if (holder_at(first, p).group >= 0) segment.parts = static_cast<int>(parts_.size());
+  segment.holders = std::move(holders);
   members_.clear();
-  for (size_t p = 0; p < replicas_; ++p) {
-    const StageLayout& stage = holder_at(first, p);
-    members_.push_back({{stage.node, stage.host},
-                        state_.stage_interfaces[static_cast<size_t>(at_[first * replicas_ + p])],
-                        costs_.tensor});
-    state_.each_interface(p, static_cast<size_t>(holder_[first * replicas_ + p]),
+  for (const Holder& holder : segment.holders) {
+    const StageLayout& stage = stage_of(holder);
+    const size_t at = state_.at(holder.pipeline, holder.stage);
+    segment.at.push_back(static_cast<int>(at));
+    if (stage.group >= 0) segment.parts = static_cast<int>(parts_.size());
+    members_.push_back({{stage.node, stage.host}, state_.stage_interfaces[at], costs_.tensor});
+    state_.each_interface(holder.pipeline, holder.stage,
                           [&](int interface) { segment.interfaces.push_back(interface); });
   }
   std::sort(segment.interfaces.begin(), segment.interfaces.end());
   segment.interfaces.erase(std::unique(segment.interfaces.begin(), segment.interfaces.end()),
                            segment.interfaces.end());
   if (segment.parts >= 0)
-    parts_.push_back(parts_of(first));
+    parts_.push_back(parts_of(segment));
   else
     segment.group = group_of(members_);
   return segment;
@@ -298,16 +380,16 @@ RingGroup FinishStep::group_of(const std::vector<Member>& members) {
   return group;
 }
 
-// Of a layer with a holder that has a TensorGroup.
-Parts FinishStep::parts_of(size_t layer) {
+// Of what a holder with a TensorGroup has.
+Parts FinishStep::parts_of(const Segment& segment) {
   Parts parts;
   std::vector<std::vector<double>> cuts;  // of each holder's ranks: 0, ..., 1
   std::vector<Shares> shares;
-  for (size_t p = 0; p < replicas_; ++p) {
-    const StageLayout& stage = holder_at(layer, p);
+  for (const Holder& holder : segment.holders) {
+    const StageLayout& stage = stage_of(holder);
     const std::vector<DevicePlace> places = places_of(*state_.layout, stage);
     parts.places.insert(parts.places.end(), places.begin(), places.end());
-    const auto at = static_cast<size_t>(at_[layer * replicas_ + p]);
+    const size_t at = state_.at(holder.pipeline, holder.stage);
     const auto own = state_.place_interfaces.find(at);
     for (size_t r = 0; r < places.size(); ++r)
       parts.interfaces.push_back(own == state_.place_interfaces.end() ? state_.stage_interfaces[at]
@@ -329,7 +411,7 @@ Parts FinishStep::parts_of(size_t layer) {
     const size_t degree = shares[0].size();
     for (size_t t = 0; t < degree; ++t) {
       Parts::Part part{parts.divided[t], 1, {}, {}};
-      for (size_t p = 0; p < replicas_; ++p) part.ranks.push_back(p * degree + t);
+      for (size_t h = 0; h < segment.holders.size(); ++h) part.ranks.push_back(h * degree + t);
       parts.parts.push_back(std::move(part));
     }
   }
@@ -383,17 +465,15 @@ ExchangeSeconds FinishStep::group_seconds(const RingGroup& group, CollectiveKind
   return result;
 }
 
-// All parts of layers [first, end): a rank takes part in one after the other; at an interface their bytes
-// follow each other, too.
-ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collective, size_t first,
-                                       size_t end, double parameter_bytes) const {
-  const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
-  const double divided = (parameters_of(first, end) - whole) * costs_.tensor;
+// All parts: a rank takes part in one after the other; at an interface their bytes follow each other, too.
+ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collective,
+                                       const Elements& elements, double parameter_bytes) const {
+  const double divided = (elements.all - elements.whole) * costs_.tensor;
   std::vector<double> fixed(parts.places.size(), 0);
   std::map<int, double> at_interface;  // seconds of bytes
   ExchangeSeconds result;
   for (const Parts::Part& part : parts.parts) {
-    const double bytes = (part.divided * divided + part.whole * whole) * parameter_bytes;
+    const double bytes = (part.divided * divided + part.whole * elements.whole) * parameter_bytes;
     if (bytes <= 0) continue;
     const ExchangeSeconds own = group_seconds(part.group, collective, 1, bytes);
     std::map<int, double> of_part;  // the same of one host's interfaces, which share it
@@ -410,28 +490,27 @@ ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collec
   return result;
 }
 
-// How many times as long as with equal blocks a collective of `layer` takes whose blocks are the optimizer
-// shares of its holders. With n holders, p having the part w_p: in a mesh the busiest way carries
+// How many times as long as with equal blocks a collective takes whose blocks are the optimizer shares of the
+// holders. With n holders, p having the part w_p: in a mesh the busiest way carries
 // max((n-1) w_p, 1 - w_p) of the bytes, out of the owner of the largest block or into that of the smallest;
 // in a ring 1 - w_p. With equal blocks both carry (n-1)/n.
-double FinishStep::unevenness(size_t layer, CollectiveKind collective) const {
-  if (collective == CollectiveKind::all_reduce || replicas_ < 2) return 1;
-  const auto n = static_cast<double>(replicas_);
+double FinishStep::unevenness(const Segment& segment, CollectiveKind collective) const {
+  if (collective == CollectiveKind::all_reduce || segment.holders.size() < 2) return 1;
+  const auto n = static_cast<double>(segment.holders.size());
   double all = 0, most = 0;
-  for (size_t p = 0; p < replicas_; ++p) all += holder_at(layer, p).share;
-  for (size_t p = 0; p < replicas_; ++p) {
-    const double part = holder_at(layer, p).share / all;
+  for (const Holder& holder : segment.holders) all += stage_of(holder).share;
+  for (const Holder& holder : segment.holders) {
+    const double part = stage_of(holder).share / all;
     most = std::max({most, 1 - part, costs_.mesh ? (n - 1) * part : 0});
   }
   return most * n / (n - 1);
 }
 
-// What the holders of a layer spend on an exchange that all of them are ready for at `ready`, after their
+// What the holders spend on an exchange that all of them are ready for at `ready`, after their
 // last backward and beside none that was counted: waits for a port count, waits for other holders do not.
-void FinishStep::count_exposed(size_t layer, double ready, double end, SimEvent::Kind kind) {
-  for (size_t p = 0; p < replicas_; ++p) {
-    const size_t workers = state_.class_at(p).workers.size();
-    const size_t group = state_.at(p, static_cast<size_t>(holder_[layer * replicas_ + p]) % workers);
+void FinishStep::count_exposed(const Segment& segment, double ready, double end, SimEvent::Kind kind) {
+  for (const auto& [p, stage] : segment.holders) {
+    const size_t group = state_.at(p, stage % state_.class_at(p).workers.size());
     double& until = state_.counted_until[group];
     double& sum = (kind == SimEvent::Kind::reduce ? state_.exposed_exchange : state_.exposed_gather)[group];
     sum += std::max(0.0, end - std::max(ready, until));
@@ -439,49 +518,39 @@ void FinishStep::count_exposed(size_t layer, double ready, double end, SimEvent:
   }
 }
 
-// A layer's exchange, for its holders and the interfaces that it passes; begins at `earliest` or later.
-void FinishStep::add(size_t layer, const ExchangeSeconds& seconds, double earliest, SimEvent::Kind kind) {
-  const Segment& segment = segments_[static_cast<size_t>(segment_[layer])];
-  static const std::vector<int> kNone;
-  flows_.push_back({earliest, seconds.fixed, seconds.wire, &at_[layer * replicas_], replicas_,
-                    seconds.crosses ? &segment.interfaces : &kNone, 0, 0});
-  flow_layers_.push_back(layer);
-  kind_ = kind;
-}
-
 // All that were added; one at a time in each stage.
 void FinishStep::exchange_all() {
   order_ended_.clear();
   if (shares_interfaces()) {
     for (SharedFlow& flow : flows_)
-      for (size_t p = 0; p < replicas_; ++p)
-        flow.earliest = std::max(flow.earliest, state_.stream_free[static_cast<size_t>(flow.streams[p])]);
+      for (size_t h = 0; h < flow.count; ++h)
+        flow.earliest = std::max(flow.earliest, state_.stream_free[static_cast<size_t>(flow.streams[h])]);
     state_.sharing.run(flows_, state_.stream_free.size(), static_cast<size_t>(state_.interfaces));
     order_ended_ = state_.sharing.ended();
   } else {
     for (size_t f = 0; f < flows_.size(); ++f) {
       SharedFlow& flow = flows_[f];
       flow.start = flow.earliest;
-      for (size_t p = 0; p < replicas_; ++p)
-        flow.start = std::max(flow.start, state_.stream_free[static_cast<size_t>(flow.streams[p])]);
+      for (size_t h = 0; h < flow.count; ++h)
+        flow.start = std::max(flow.start, state_.stream_free[static_cast<size_t>(flow.streams[h])]);
       flow.end = flow.start + flow.fixed + flow.wire;
-      for (size_t p = 0; p < replicas_; ++p)
-        state_.stream_free[static_cast<size_t>(flow.streams[p])] = flow.end;
+      for (size_t h = 0; h < flow.count; ++h)
+        state_.stream_free[static_cast<size_t>(flow.streams[h])] = flow.end;
       order_ended_.push_back(f);
     }
   }
-  for (const size_t f : order_ended_) finish(flows_[f], flow_layers_[f]);
+  for (const size_t f : order_ended_) finish(flows_[f], f);
   flows_.clear();
-  flow_layers_.clear();
+  exchanged_.clear();
 }
 
-// Whether exchanges of layers with different holders pass one interface.
+// Whether exchanges with different holders pass one interface.
 bool FinishStep::shares_interfaces() {
   std::vector<int>& user = state_.out_users;  // a segment
   user.assign(static_cast<size_t>(state_.interfaces), -1);
   for (size_t f = 0; f < flows_.size(); ++f)
     for (const int interface : *flows_[f].interfaces) {
-      const int own = segment_[flow_layers_[f]];
+      const int own = static_cast<int>(exchanged_[f].segment);
       int& known = user[static_cast<size_t>(interface)];
       if (known >= 0 && known != own) return true;
       known = own;
@@ -489,30 +558,33 @@ bool FinishStep::shares_interfaces() {
   return false;
 }
 
-void FinishStep::finish(const SharedFlow& flow, size_t layer) {
+void FinishStep::finish(const SharedFlow& flow, size_t index) {
+  const auto& [number, layer] = exchanged_[index];
+  const Segment& segment = segments_[number];
   if (state_.options.details) {
     double ready = flow.earliest;
-    for (size_t p = 0; kind_ == SimEvent::Kind::gather && p < replicas_; ++p)
-      ready = std::max(ready, updated_[static_cast<size_t>(flow.streams[p])]);
-    count_exposed(layer, ready, flow.end, kind_);
+    for (size_t h = 0; kind_ == SimEvent::Kind::gather && h < flow.count; ++h)
+      ready = std::max(ready, updated_[static_cast<size_t>(flow.streams[h])]);
+    count_exposed(segment, ready, flow.end, kind_);
   }
-  for (size_t p = 0; p < replicas_; ++p) {
-    const auto own = static_cast<size_t>(flow.streams[p]);
+  for (size_t h = 0; h < flow.count; ++h) {
+    const auto own = static_cast<size_t>(flow.streams[h]);
     state_.stream_free[own] = std::max(state_.stream_free[own], flow.end);
     state_.synced[own] = std::max(state_.synced[own], flow.end);
     if (state_.options.events)
-      state_.events.push_back({kind_, static_cast<int>(p), holder_[layer * replicas_ + p],
-                               static_cast<int>(layer), flow.start, flow.end});
+      state_.events.push_back({kind_, static_cast<int>(segment.holders[h].pipeline),
+                               static_cast<int>(segment.holders[h].stage), layer, flow.start, flow.end});
   }
 }
 
 // Packing and unpacking of what is exchanged in pieces; returns the longest of the holders. Each byte is read
 // and written before, and once more after.
-double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, double whole_bytes) {
+double FinishStep::pack(const Parts& parts, const Segment& segment, double divided_bytes,
+                        double whole_bytes) {
   double longest = 0;
   size_t rank = 0;
-  for (size_t p = 0; p < replicas_; ++p) {
-    const StageLayout& stage = holder_at(layer, p);
+  for (const Holder& holder : segment.holders) {
+    const StageLayout& stage = stage_of(holder);
     double most = 0;
     for (const size_t end = rank + shares_of(*state_.layout, stage).size(); rank < end; ++rank) {
       const NodeCosts& node = costs_.nodes[static_cast<size_t>(parts.places[rank].node)];
@@ -524,7 +596,7 @@ double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, 
                   std::find(part.ranks.begin(), part.ranks.end(), rank) != part.ranks.end();
       result_.pieces = std::max(result_.pieces, pieces);
     }
-    double& all = state_.packing_seconds[state_.at(p, static_cast<size_t>(holder_[layer * replicas_ + p]))];
+    double& all = state_.packing_seconds[state_.at(holder.pipeline, holder.stage)];
     all += most;
     result_.packing_seconds = std::max(result_.packing_seconds, all);
     longest = std::max(longest, most);
@@ -532,52 +604,93 @@ double FinishStep::pack(const Parts& parts, size_t layer, double divided_bytes, 
   return longest;
 }
 
-// Of layers [first, end), which have the same holders.
-void FinishStep::exchange(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
-                          double earliest, SimEvent::Kind kind) {
-  const Segment& segment = segments_[static_cast<size_t>(segment_[first])];
-  const double as_even = parameter_bytes * unevenness(first, collective);
+// Of `layer` and perhaps of layers after it, or of a parameter that it shares with others; begins at
+// `earliest` or later.
+void FinishStep::exchange(size_t number, int layer, const Elements& elements, CollectiveKind collective,
+                          double parameter_bytes, double earliest, SimEvent::Kind kind) {
+  static const std::vector<int> kNone;
+  const Segment& segment = segments_[number];
+  const double as_even = parameter_bytes * unevenness(segment, collective);
+  ExchangeSeconds seconds;
   if (segment.parts < 0) {
     // Each device of a stage is in a communicator of its rank; these share the stage's interfaces.
-    const double bytes = parameters_of(first, end) * as_even;
-    add(first, group_seconds(segment.group, collective, costs_.tensor, bytes), earliest, kind);
-    return;
+    seconds = group_seconds(segment.group, collective, costs_.tensor, elements.all * as_even);
+  } else {
+    const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
+    seconds = seconds_of(parts, collective, elements, as_even);
+    if (!parts.alike)
+      seconds.fixed += pack(parts, segment, (elements.all - elements.whole) * costs_.tensor * parameter_bytes,
+                            elements.whole * parameter_bytes);
   }
-  const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
-  ExchangeSeconds seconds = seconds_of(parts, collective, first, end, as_even);
-  if (!parts.alike) {
-    const double whole = costs_.whole_parameters[end] - costs_.whole_parameters[first];
-    seconds.fixed += pack(parts, first, (parameters_of(first, end) - whole) * costs_.tensor * parameter_bytes,
-                          whole * parameter_bytes);
+  flows_.push_back({earliest, seconds.fixed, seconds.wire, segment.at.data(), segment.at.size(),
+                    seconds.crosses ? &segment.interfaces : &kNone, 0, 0});
+  exchanged_.push_back({number, layer});
+  kind_ = kind;
+}
+
+// Of layers [first, end), which have the same holders.
+void FinishStep::exchange_layers(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
+                                 double earliest, SimEvent::Kind kind) {
+  exchange(segment_[first], static_cast<int>(first), elements_of(first, end), collective, parameter_bytes,
+           earliest, kind);
+}
+
+void FinishStep::exchange_shared(const Apart& apart, CollectiveKind collective, double parameter_bytes,
+                                 double earliest, SimEvent::Kind kind) {
+  const SharedParameter& shared = costs_.shared[apart.shared];
+  exchange(apart.segment, shared.layers[0], {shared.parameters, shared.whole_parameters}, collective,
+           parameter_bytes, earliest, kind);
+}
+
+// When the last backward of all holders is over.
+double FinishStep::compute_end_of(const Segment& segment) const {
+  double end = 0;
+  for (const auto& [p, stage] : segment.holders) {
+    const PipelineState& pipeline = state_.class_at(p);
+    end = std::max(end, pipeline.workers[stage % pipeline.workers.size()].end);
   }
-  add(first, seconds, earliest, kind);
+  return end;
 }
 
 void FinishStep::exchange_gradients() {
-  if (replicas_ < 2) return;
+  if (replicas_ < 2 && apart_.empty()) return;
   for (size_t p = 0; p < replicas_; ++p)
     for (size_t e = 0; e < state_.class_at(p).workers.size(); ++e)
       state_.counted_until[state_.at(p, e)] = state_.class_at(p).workers[e].end;
   const auto layers = static_cast<size_t>(costs_.layers);
   const CollectiveKind sum =
       state_.layout->sharded_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
+  const double bytes = costs_.gradient_bytes;
   if (state_.options.runtime.late_reduction) {
     // The last layers are complete first.
-    for (size_t end = layers, first = 0; end > 0; end = first) {
+    for (size_t end = layers, first = 0; end > 0 && replicas_ > 1; end = first) {
       for (first = end - 1; first > 0 && same_holders(first - 1, end - 1);) --first;
-      double ready = 0;
-      for (size_t p = 0; p < replicas_; ++p) {
-        const PipelineState& pipeline = state_.class_at(p);
-        const auto stage = static_cast<size_t>(holder_[first * replicas_ + p]);
-        ready = std::max(ready, pipeline.workers[stage % pipeline.workers.size()].end);
-      }
-      exchange(first, end, sum, costs_.gradient_bytes, ready, SimEvent::Kind::reduce);
+      exchange_layers(first, end, sum, bytes, compute_end_of(segments_[segment_[first]]),
+                      SimEvent::Kind::reduce);
     }
+    for (const Apart& apart : apart_)
+      exchange_shared(apart, sum, bytes, compute_end_of(segments_[apart.segment]), SimEvent::Kind::reduce);
   } else {
-    for (const int layer : order_) {
-      const auto l = static_cast<size_t>(layer);
-      exchange(l, l + 1, sum, costs_.gradient_bytes, ready_[l], SimEvent::Kind::reduce);
+    struct Ready {
+      double time;
+      size_t layer;
+      const Apart* apart;
+    };
+    std::vector<Ready> order;
+    for (size_t l = layers; l-- > 0 && replicas_ > 1;) order.push_back({ready_[l], l, nullptr});
+    for (const Apart& apart : apart_) {
+      Ready ready{0, 0, &apart};
+      for (const int layer : costs_.shared[apart.shared].layers)
+        ready.time = std::max(ready.time, ready_[static_cast<size_t>(layer)]);
+      order.push_back(ready);
     }
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Ready& a, const Ready& b) { return a.time < b.time; });
+    for (const Ready& ready : order)
+      if (ready.apart != nullptr)
+        exchange_shared(*ready.apart, sum, bytes, ready.time, SimEvent::Kind::reduce);
+      else
+        exchange_layers(ready.layer, ready.layer + 1, sum, bytes, ready.time, SimEvent::Kind::reduce);
   }
   exchange_all();
 }
@@ -637,9 +750,11 @@ double FinishStep::update() {
 double FinishStep::gather(double updated) {
   double end = updated;
   updated_ = state_.synced;
-  if (state_.layout->sharded_optimizer && replicas_ > 1) {
-    for (size_t l = 0; l < static_cast<size_t>(costs_.layers); ++l)
-      exchange(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+  if (state_.layout->sharded_optimizer && (replicas_ > 1 || !apart_.empty())) {
+    for (size_t l = 0; l < static_cast<size_t>(costs_.layers) && replicas_ > 1; ++l)
+      exchange_layers(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+    for (const Apart& apart : apart_)
+      exchange_shared(apart, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
     exchange_all();
     for (const double time : state_.synced) end = std::max(end, time);
   }

@@ -70,6 +70,9 @@ CostTable bytes_at(const CostTable& whole, const CostTable& even, double share) 
   table.nodes.clear();
   for (const auto lines : {&CostTable::parameters, &CostTable::activation, &CostTable::checkpoint})
     table.*lines = prefix_at(whole.*lines, even.*lines, share, even.tensor);
+  for (size_t i = 0; i < table.shared.size(); ++i)
+    table.shared[i].parameters =
+        at_share(whole.shared[i].parameters, even.shared[i].parameters, share, even.tensor);
   for (size_t layer = 0; layer < table.workspace.size(); ++layer)
     table.workspace[layer] = at_share(whole.workspace[layer], even.workspace[layer], share, even.tensor);
   return table;

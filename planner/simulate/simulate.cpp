@@ -310,12 +310,7 @@ void add_devices(const SimulatorState& state, const GroupCosts& group, StageUse&
     DeviceUse entry;
     entry.limit_bytes = own.memory_bytes;
     const auto optimizer = [&](size_t s) {
-      double parameters = 0;
-      for (int layer = stages[s].first; layer < stages[s].first + stages[s].layers; ++layer) {
-        const auto l = static_cast<size_t>(layer);
-        parameters += state.optimizer_part(stages[s], l) * (device.parameters[l + 1] - device.parameters[l]);
-      }
-      return parameters * device.optimizer_bytes;
+      return state.optimizer_elements(stages[s], device) * device.optimizer_bytes;
     };
     entry.memory_bytes = device_bytes(state, p, e, device, in_flight_bytes(state, p, e, device), optimizer);
     double seconds = 0, paced = 0;

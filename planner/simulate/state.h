@@ -154,9 +154,10 @@ struct SimulatorState {
   // With details, of device groups: StageUse::exchange_seconds and gather_seconds; and the end of what was
   // counted of them. [stage_base[p] + group]
   std::vector<double> exposed_exchange, exposed_gather, counted_until;
-  std::vector<int> holder, holder_at;  // of FinishStep
+  std::vector<int> holder;  // of FinishStep
   Sharing sharing;
-  std::vector<double> layer_shares;  // of each layer: all its holders' optimizer shares together
+  // Of each layer, and each shared parameter: all its holders' optimizer shares together.
+  std::vector<double> layer_shares, shared_shares;
   std::vector<int> host_stamp, host_count, host_lanes;  // by host
   std::vector<int> interface_stamp;                     // by interface
   std::vector<double> interface_load;
@@ -210,10 +211,21 @@ struct SimulatorState {
     else
       for (const Interfaces& own : found->second) visit_all(own);
   }
-  // Of a layer's optimizer state, what a stage's devices hold of their part.
-  double optimizer_part(const StageLayout& stage, size_t layer) const {
-    if (!layout->sharded_optimizer) return 1;
-    return stage.share / std::max(layer_shares[layer], 1.0);
+  // What a stage's devices keep of their optimizer state, where its holders have `shares` together.
+  double optimizer_part(const StageLayout& stage, double shares) const {
+    return layout->sharded_optimizer ? stage.share / std::max(shares, 1.0) : 1;
+  }
+  // Of how many parameters a device of a stage keeps the optimizer state; `device`: what it has of layers.
+  double optimizer_elements(const StageLayout& stage, const CostTable& device) const {
+    const int end = stage.first + stage.layers;
+    if (!layout->sharded_optimizer) return device.parameters_in(stage.first, end);
+    double elements = 0;
+    for (auto l = static_cast<size_t>(stage.first); l < static_cast<size_t>(end); ++l)
+      elements += optimizer_part(stage, layer_shares[l]) * (device.parameters[l + 1] - device.parameters[l]);
+    for (size_t i = 0; i < device.shared.size(); ++i)
+      if (device.shared[i].is_used_in(stage.first, end))
+        elements += optimizer_part(stage, shared_shares[i]) * device.shared[i].parameters;
+    return elements;
   }
   // SimulateOptions::pace of a stage.
   double pace_factor(size_t pipeline, size_t stage) const {

@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kTokens = 6, kWidth = 8, kHidden = 16, kBlocks = 3;
 
 // Blocks of two projections with a residual, and a loss; trained by SGD with momentum. `frozen`: the second
-// projections are not trained, and kept in `dtype` alone.
-Graph model(DType dtype, bool frozen = false) {
+// projections are not trained, and kept in `dtype` alone. `tied`: the head is the first projection once more.
+Graph model(DType dtype, bool frozen = false, bool tied = false) {
   Graph graph;
   GraphBuilder b(graph);
   std::vector<ValueId> trained;
@@ -26,16 +26,19 @@ Graph model(DType dtype, bool frozen = false) {
     trained.push_back(master);
     return dtype == DType::f32 ? master : b.call("cast", {master}, {{"dtype", std::string(name_of(dtype))}});
   };
-  ValueId x = b.input("inputs", {dtype, {1, kTokens, kWidth}});
+  ValueId first = kAbsent, x = b.input("inputs", {dtype, {1, kTokens, kWidth}});
   for (int i = 0; i < kBlocks; ++i) {
     const std::string name = "blocks." + std::to_string(i);
     b.begin_layer(name);
-    const ValueId up = b.call("linear", {x, weight(name + ".up", {kHidden, kWidth}, false), kAbsent});
+    const ValueId table = weight(name + ".up", {kHidden, kWidth}, false);
+    if (i == 0) first = table;
+    const ValueId up = b.call("linear", {x, table, kAbsent});
     const ValueId down =
         b.call("linear", {b.call("gelu", {up}), weight(name + ".down", {kWidth, kHidden}, frozen), kAbsent});
     x = b.call("add", {x, down});
   }
   b.begin_layer("head");
+  if (tied) x = b.call("linear", {x, first, kAbsent});
   const ValueId loss = b.call("sum", {b.call("square", {x})}, {{"dtype", std::string("f32")}});
   b.output("loss", loss);
   const auto gradients = differentiate(graph, loss, trained);
@@ -113,6 +116,19 @@ TEST_CASE("parameters that are not trained have no gradient, no optimizer state 
   CHECK(block.weight_flops == before.weight_flops / 2);
   // gelu's result is for the gradient of the second weight alone.
   CHECK(block.activation_bytes == before.activation_bytes - 2.0 * kTokens * kHidden);
+}
+
+TEST_CASE("a parameter that several layers use is counted in each, and named", "[planner]") {
+  CHECK(model_of_graph(model(DType::f32), "toy", 1, kTokens).shared.empty());
+  const DType dtype = GENERATE(DType::f32, DType::bf16);
+  const Model found = model_of_graph(model(dtype, false, true), "toy", 1, kTokens);
+  REQUIRE(found.shared.size() == 1);
+  CHECK(found.shared[0].layers == std::vector<int>{0, kBlocks});
+  CHECK(found.shared[0].parameters == kHidden * kWidth);
+  CHECK(found.shared[0].trained);
+  CHECK(found.layer(kBlocks).parameters == kHidden * kWidth);
+  CHECK(total_parameters(found) == kBlocks * 2 * kHidden * kWidth);
+  CHECK(validate(found).empty());
 }
 
 TEST_CASE("degrees are those that share the features out evenly", "[planner]") {

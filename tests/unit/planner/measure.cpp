@@ -208,8 +208,9 @@ TEST_CASE("each kind of layer is measured once, whatever the number of its layer
     CHECK(point.activation_bytes == 2 * counted.kinds[i].activation_bytes);
     sum += point.forward + point.input + point.weight + point.update;
   }
-  // Every instruction is in one of them; the weights that embedding and head share are updated once.
-  CHECK(sum == Approx(measured.seconds));
+  // Every instruction is in one of them; but for the update of the table, all that the embedding has, which
+  // is the head's, too.
+  CHECK(sum - measured.points[0].update == Approx(measured.seconds));
 }
 
 TEST_CASE("kinds of layers that are asked for are measured alone", "[planner][measure][calibrated]") {

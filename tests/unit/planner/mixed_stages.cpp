@@ -165,6 +165,32 @@ TEST_CASE("gradients of layers that pipelines divide differently are exchanged i
   CHECK(alike.exposed_seconds == Approx(2 * link.latency_seconds + (3.2e6 + 2 * 8e5) / 1e9).epsilon(1e-6));
 }
 
+TEST_CASE("stages that divide a shared parameter exchange it rank by rank, or in pieces") {
+  const Link link{1e-3, 1e9};
+  Bench bench(2, link, 1e6);
+  for (DeviceType& type : bench.cluster.types) type.memory_bytes_per_second = 1e11;
+  bench.model.shared = {{{0, 1}, 1e6, 2e5}};
+  bench.model.kinds[0].whole_parameters = 2e5;
+  const auto run = [&](Shares first, Shares second) {
+    return bench.run(plan_of({{1,
+                               {stage_on({"a:0", "a:1"}, 0, 1, std::move(first)),
+                                stage_on({"b:0", "b:1"}, 1, 1, std::move(second))}}}));
+  };
+  const Simulation alike = run({3, 1}, {3, 1});
+  CHECK(alike.pieces == 0);
+  CHECK(alike.exposed_seconds == Approx(2 * link.latency_seconds + (3.2e6 + 2 * 8e5) / 1e9).epsilon(1e-6));
+  // Cut after a half and after three quarters: pieces of a half and two quarters, and the whole, which all
+  // sum and each device of the first stage takes part in three of.
+  const Simulation pieces = run({1, 1}, {3, 1});
+  CHECK(pieces.pieces == 3);
+  CHECK(pieces.packing_seconds > 0);
+  CHECK(pieces.exposed_seconds > alike.exposed_seconds);
+  // Half of what is divided, activations too, is the first device's more than the second's.
+  const double state = bench.model.weight_bytes + bench.model.gradient_bytes + bench.model.optimizer_bytes;
+  CHECK(alike.stages[1].devices[0].memory_bytes - alike.stages[1].devices[1].memory_bytes ==
+        Approx(0.5 * (8e5 * state + 1e6)));
+}
+
 TEST_CASE("each receiver of a stage with another degree takes the whole boundary") {
   const Link link{1e-3, 1e8};
   const Bench bench(2, link);

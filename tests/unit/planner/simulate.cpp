@@ -359,6 +359,104 @@ TEST_CASE("optimizer state follows its shares, and sharded weights are gathered 
   CHECK(placed.exposed_seconds > 0);
 }
 
+namespace {
+
+// Four layers of 1e6 parameters, the first and the last of which share 4e5 of them; hosts of one device.
+Bench shared_bench(int hosts) {
+  // Fast enough that one layer's gradients are summed before the next layer's are ready.
+  Bench bench({plain_machine("a", "unit", 1, hosts)}, 4, {1e-4, 2e9});
+  bench.model = plain_model(4, 1e6);
+  bench.model.optimizer_bytes = 8;
+  bench.cluster.types[0].memory_bytes_per_second = 1e12;
+  bench.model.shared = {{{0, 3}, 4e5}};
+  return bench;
+}
+
+}  // namespace
+
+TEST_CASE("a parameter that the first and the last stage share is summed by all of them at the end") {
+  const Bench bench = shared_bench(4);
+  const int pipelines = GENERATE(1, 2);
+  PlanLayout layout;
+  for (int p = 0; p < pipelines; ++p)
+    layout.pipelines.push_back({3, {{0, 2 * p, 0, 2}, {0, 2 * p + 1, 2, 2}}});
+  SimulateOptions options;
+  options.events = true;
+  options.runtime.late_reduction = GENERATE(false, true);
+  const Simulation simulation = bench.run(layout, options);
+  const double table = nccl_all_reduce(bench.cluster.between, 2 * pipelines, 4e5 * 4);
+  CHECK(simulation.seconds ==
+        Approx(simulation.pipeline_seconds + simulation.exposed_seconds + simulation.update_seconds));
+  std::vector<SimEvent> sums;
+  for (const SimEvent& event : simulation.events)
+    if (event.kind == SimEvent::Kind::reduce &&
+        event.end == simulation.pipeline_seconds + simulation.exposed_seconds)
+      sums.push_back(event);
+  REQUIRE(sums.size() == static_cast<size_t>(2 * pipelines));
+  for (const SimEvent& event : sums) {
+    CHECK(event.item == 0);
+    CHECK(event.end - event.start == Approx(table).epsilon(1e-9));
+  }
+  if (pipelines == 1) {
+    CHECK(simulation.exposed_seconds == Approx(table).epsilon(1e-9));
+  } else {
+    // The first layers' other parameters, one layer after the other, or both together.
+    const double others = options.runtime.late_reduction
+                              ? nccl_all_reduce(bench.cluster.between, 2, 1.6e6 * 4)
+                              : nccl_all_reduce(bench.cluster.between, 2, 6e5 * 4);
+    CHECK(simulation.exposed_seconds == Approx(table + others).epsilon(1e-9));
+  }
+  // Both stages keep and update their copy.
+  for (const StageUse& use : simulation.stages)
+    CHECK(use.update_seconds == Approx(simulation.update_seconds));
+  Bench apart = bench;
+  apart.model.shared.clear();
+  const Simulation two = apart.run(layout, options);
+  for (size_t s = 0; s < two.stages.size(); ++s) {
+    CHECK(simulation.stages[s].memory_bytes == Approx(two.stages[s].memory_bytes));
+    CHECK(simulation.stages[s].update_seconds == Approx(two.stages[s].update_seconds));
+  }
+}
+
+TEST_CASE("a parameter that two layers of a stage share is kept, summed and updated once") {
+  const Bench bench = shared_bench(2);
+  Bench apart = bench;
+  apart.model.shared.clear();
+  PlanLayout layout;
+  layout.pipelines = {{1, {{0, 0, 0, 4}}}, {1, {{0, 1, 0, 4}}}};
+  SimulateOptions options;
+  options.runtime.late_reduction = true;
+  const Simulation once = bench.run(layout, options), twice = apart.run(layout, options);
+  const double state = bench.model.weight_bytes + bench.model.gradient_bytes + bench.model.optimizer_bytes;
+  CHECK(twice.stages[0].memory_bytes - once.stages[0].memory_bytes == Approx(4e5 * state));
+  CHECK(once.exposed_seconds == Approx(nccl_all_reduce(bench.cluster.between, 2, 3.6e6 * 4)).epsilon(1e-9));
+  CHECK(once.update_seconds == Approx(twice.update_seconds * 3.6 / 4));
+  CHECK(total_parameters(bench.model) == 3.6e6);
+}
+
+TEST_CASE("optimizer state of a shared parameter is divided among all stages that hold it") {
+  const Bench bench = shared_bench(2);
+  PlanLayout layout;
+  layout.pipelines = {{1, {{0, 0, 0, 2}, {0, 1, 2, 2}}}};
+  const Simulation whole = bench.run(layout);
+  layout.sharded_optimizer = true;
+  layout.pipelines[0].stages[0].share = 3;
+  const Simulation placed = bench.run(layout);
+  CHECK(whole.stages[0].memory_bytes - placed.stages[0].memory_bytes == Approx(4e5 * 8 * 0.25));
+  CHECK(whole.stages[1].memory_bytes - placed.stages[1].memory_bytes == Approx(4e5 * 8 * 0.75));
+  CHECK(placed.stages[1].update_seconds == Approx(whole.stages[1].update_seconds * (1.6 + 0.4 * 0.25) / 2));
+  CHECK(placed.exposed_seconds > 0);
+}
+
+TEST_CASE("a shared parameter that is not trained is not summed") {
+  Bench bench = shared_bench(2);
+  PlanLayout layout;
+  layout.pipelines = {{1, {{0, 0, 0, 2}, {0, 1, 2, 2}}}};
+  CHECK(bench.run(layout).exposed_seconds > 0);
+  bench.model.shared[0].trained = false;
+  CHECK(bench.run(layout).exposed_seconds == 0);
+}
+
 TEST_CASE("a plan that does not fit says by how much") {
   Bench bench({plain_machine("a", "unit", 1)}, 2);
   bench.model = plain_model(2, 1e9);
