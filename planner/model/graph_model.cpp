@@ -352,7 +352,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   model.name = std::move(name);
   model.tokens = tokens;
   model.precision = Precision::f32;
-  double parameters = 0, masters = 0, buffers = 0, copies = 0;
+  double parameters = 0, masters = 0, buffers = 0, copies = 0, update_flops = 0;
   std::set<ValueId> copied;
   for (const Value& value : graph.values) {
     if (value.role == Role::parameter) {
@@ -362,6 +362,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
     if (value.role == Role::buffer) buffers += static_cast<double>(value.type.bytes());
   }
   for (const Node& node : graph.nodes) {
+    if (node.phase == Phase::update) update_flops += cost_of(graph, node).flops;
     if (node.op->multiplies_weights) {
       const DType dtype = graph.type(node.outputs[0]).dtype;
       if (dtype == DType::bf16) model.precision = Precision::bf16;
@@ -386,6 +387,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   model.trained_share = elements / parameters;
   model.gradient_bytes = 4 * model.trained_share;
   model.optimizer_bytes = buffers / parameters;
+  model.update_flops = update_flops / parameters;
 
   std::map<std::string, int> used;  // names of kinds
   std::vector<LayerKind> layers = Counter(graph, samples).run();

@@ -132,7 +132,9 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
   // Weights, gradients and state are read once; weights and state written once.
   const double update_bytes =
       2 * model.optimizer_bytes + model.gradient_bytes + model.trained_share * model.weight_bytes;
-  seconds.update = kind.parameters / tensor * update_bytes / type.memory_bytes_per_second;
+  seconds.update = kind.parameters / tensor *
+                   std::max(update_bytes / type.memory_bytes_per_second,
+                            model.update_flops / (type.f32_flops * type.efficiency));
   seconds.source = Source::estimated;
   return seconds;
 }

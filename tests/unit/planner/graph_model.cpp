@@ -91,6 +91,7 @@ TEST_CASE("work and sizes of a layer are those of its nodes", "[planner]") {
   CHECK(block.recompute_reductions == 0);
   CHECK(found.weight_bytes == 4);
   CHECK(found.optimizer_bytes == 4);
+  CHECK(found.update_flops == 6);  // SGD with momentum
 }
 
 TEST_CASE("weights in a lower precision are kept beside the masters", "[planner]") {

@@ -62,6 +62,20 @@ TEST_CASE("another degree scales by the roofline, another device type is estimat
   CHECK(f.seconds(1, 1, 4).source == Source::estimated);
 }
 
+TEST_CASE("an estimated update takes the longer of its memory traffic and its arithmetic") {
+  Fixture f;
+  const LayerKind& block = f.model.kinds[1];
+  const auto update = [&] { return roofline(f.cluster, 0, f.model, block, 1, 1).update; };
+  const double traffic = update();
+  f.model.update_flops = 15;
+  CHECK(update() == traffic);
+  DeviceType& type = f.cluster.types[0];
+  REQUIRE(type.name == "A100-80");
+  type.f32_flops = 1e9;
+  CHECK(update() == Approx(block.parameters * 15 / (1e9 * type.efficiency)));
+  CHECK(update() > traffic);
+}
+
 TEST_CASE("of a type with one kind measured, the others are its data sheet's, scaled", "[calibrated]") {
   Fixture f;
   const LayerKind &embedding = f.model.kinds[0], &block = f.model.kinds[1], &head = f.model.kinds[2];
