@@ -303,7 +303,8 @@ std::vector<OpDef> loss_ops() {
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
        .accumulates = 1,
        .sharding = {{.cut = "...", .sums = "loss"}, {.cut = "v", .one_range = true, .decompose = by_classes}},
-       .never_cut = {kWholeRows}},
+       .never_cut = {kWholeRows},
+       .multiplies_weights = true},
       {.name = "linear_cross_entropy_training",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, scale[1]:A → "
                     "loss[]:A +=, dhidden[..., c]:T, dweight[v, c]:A +=, dbias?[v]:A +=",
@@ -315,7 +316,8 @@ std::vector<OpDef> loss_ops() {
        .optional_outputs = 0b1110,
        .sharding = {{.cut = "...", .sums = "loss dweight dbias"},
                     {.cut = "v", .sums = "dhidden", .one_range = true, .decompose = by_classes}},
-       .never_cut = {kWholeRows}},
+       .never_cut = {kWholeRows},
+       .multiplies_weights = true},
       {.name = "linear_log_sum_exp",
        .signature = "hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32 → y[2, (...)]:A",
        .doc = "Of classes `first`, `first` + 1, … of `of`: log Σ exp of the logits hidden weightᵀ + bias of "
@@ -325,7 +327,8 @@ std::vector<OpDef> loss_ops() {
        .infer = infer_linear_log_sum_exp,
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
        .sharding = {{.cut = "..."}},
-       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"}, kWholeRows}},
+       .never_cut = {{"v", "its parts are joined by cross_entropy_of_parts"}, kWholeRows},
+       .multiplies_weights = true},
       {.name = "cross_entropy_of_parts",
        .signature = "parts[p, 2, (...)]:A, labels[...]:i32, scale[1]:A → loss[]:A +=, lse[(...)]:A, "
                     "losses[(...)]:A",
@@ -364,7 +367,8 @@ std::vector<OpDef> loss_ops() {
        .gradient = gradient_linear_log_probability,
        .flops = [](const OpCall& call, Outputs) { return products(call, 1); },
        .sharding = {{.cut = "..."}, {.cut = "v", .one_range = true, .decompose = log_probability_by_classes}},
-       .never_cut = {kWholeRows}},
+       .never_cut = {kWholeRows},
+       .multiplies_weights = true},
       {.name = "linear_log_probability_gradient",
        .signature =
            "dy[...]:A, hidden[..., c]:T, weight[v, c]:T, bias?[v]:A, labels[...]:i32, lse[(...)]:A → "

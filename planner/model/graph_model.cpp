@@ -364,7 +364,7 @@ Model model_of_graph(const Graph& whole, std::string name, int samples, int toke
   for (const Node& node : graph.nodes) {
     if (node.phase == Phase::update) update_flops += cost_of(graph, node).flops;
     if (node.op->multiplies_weights) {
-      const DType dtype = graph.type(node.outputs[0]).dtype;
+      const DType dtype = graph.type(node.inputs[0]).dtype;
       if (dtype == DType::bf16) model.precision = Precision::bf16;
       if (dtype == DType::f16) model.precision = Precision::f16;
     }

@@ -57,7 +57,7 @@ struct Model {
   std::vector<SharedParameter> shared;
   Precision precision = Precision::bf16;
   double weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of one parameter, on average
-  double update_flops = 0;      // of one parameter, on average, in f32
+  double update_flops = 0;                                            // of one parameter, on average, in f32
   double made_bytes = 0;        // of weight_bytes: copies that are made from the weights wherever these are
   double trained_share = 1;     // of the parameters; the others have no gradient, update or optimizer state
   int tokens = 1;               // in one sample

@@ -101,6 +101,23 @@ TEST_CASE("weights in a lower precision are kept beside the masters", "[planner]
   CHECK(found.kinds[1].boundary_bytes == 2.0 * kTokens * kWidth);
 }
 
+TEST_CASE("a model whose only product is a classifier joined with its loss has the precision of it",
+          "[planner]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  b.begin_layer("head");
+  const ValueId table = b.parameter("table", {DType::f32, {kHidden, kWidth}}, {});
+  const ValueId cast = b.call("cast", {table}, {{"dtype", std::string("bf16")}});
+  const ValueId hidden = b.input("hidden", {DType::bf16, {1, kTokens, kWidth}});
+  const ValueId labels = b.input("labels", {DType::i32, {1, kTokens}});
+  const ValueId scale = b.input("scale", {DType::f32, {1}}, true);
+  const ValueId loss = b.call("linear_cross_entropy", {hidden, cast, kAbsent, labels, scale});
+  b.output("loss", loss);
+  CHECK(model_of_graph(graph, "toy", 1, kTokens).precision == Precision::bf16);
+  differentiate(graph, loss, {table});
+  CHECK(model_of_graph(graph, "toy", 1, kTokens).precision == Precision::bf16);
+}
+
 TEST_CASE("parameters that are not trained have no gradient, no optimizer state and no master", "[planner]") {
   const Model whole = model_of_graph(model(DType::bf16), "toy", 1, kTokens);
   const Model half = model_of_graph(model(DType::bf16, true), "toy", 1, kTokens);
