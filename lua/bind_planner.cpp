@@ -265,7 +265,7 @@ int planning_problem(lua_State* L) {  // graph, {... as request_at}: what het.pl
   const Request request = request_at(L, graph, 2);
   require_sound(validate(request));
   const planner::Model& model = request.model;
-  Json::array_t devices, layers;
+  Json::array_t devices, layers, shared;
   for (int n = 0; n < static_cast<int>(request.cluster.nodes.size()); ++n)
     for (int h = 0; h < static_cast<int>(request.cluster.nodes[static_cast<size_t>(n)].hosts.size()); ++h)
       for (int d = 0; d < request.cluster.nodes[static_cast<size_t>(n)].devices; ++d)
@@ -279,8 +279,14 @@ int planning_problem(lua_State* L) {  // graph, {... as request_at}: what het.pl
                                     {"boundary_bytes", kind.boundary_bytes},
                                     {"forward_flops", kind.forward_flops}});
   }
+  for (const planner::SharedParameter& one : model.shared) {
+    Json::array_t users;  // as Lua counts
+    for (const int layer : one.layers) users.push_back(layer + 1);
+    shared.push_back(Json::object_t{{"layers", std::move(users)}, {"parameters", one.parameters}});
+  }
   push_json(L, Json::object_t{{"devices", std::move(devices)},
                               {"layers", std::move(layers)},
+                              {"shared", std::move(shared)},
                               {"batch", request.batch},
                               {"precision", std::string(planner::name_of(model.precision))}});
   return 1;

@@ -192,8 +192,7 @@ std::vector<Update> updates_of(const Program& program, const Compute& compute) {
 }
 
 // Seconds of each instruction given to layers and parts. An update is that of each layer that uses the
-// parameter (SharedParameter), one of several parameters by their elements; what the update does for all
-// parameters together, too.
+// parameter (SharedParameter). Where it is of several parameters, or of all, it is divided by their elements.
 class Account {
  public:
   Account(const Program& program, const std::vector<Share>& shares)

@@ -62,6 +62,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   table.weight_bytes = model.weight_bytes;
   table.gradient_bytes = model.gradient_bytes;
   table.optimizer_bytes = model.optimizer_bytes;
+  table.trained_share = model.trained_share;
   const auto divided = [&](double all, double whole) { return whole + (all - whole) / tensor; };
   std::vector<double> parameters, whole;  // of each layer, without shared ones
   for (const int kind : model.layers) {

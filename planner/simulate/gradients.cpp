@@ -13,7 +13,7 @@
 // backwards is over, where these are not the same stage of each pipeline; else with the first of its layers.
 //
 // Exchanges of different layers that pass one network interface at the same time share it (sharing.h). A
-// device group has one exchange at a time.
+// device group has one exchange of layers at a time, and beside it one of a shared parameter.
 #include <algorithm>
 #include <map>
 
@@ -72,6 +72,7 @@ class FinishStep {
   struct Segment {
     std::vector<Holder> holders;
     std::vector<int> at;          // state_.at() of each
+    std::vector<int> streams;     // of each: SimulatorState::stream_free
     RingGroup group;              // who exchanges them
     int parts = -1;               // of parts_ instead, where a holder has a TensorGroup
     std::vector<int> interfaces;  // of all holders, each once
@@ -251,10 +252,13 @@ void FinishStep::find_shared() {
     for (const Holder& holder : holders) state_.shared_shares[i] += stage_of(holder).share;
     if (holders.size() == replicas_ || !shared.trained) {
       with_first_layer_.push_back(i);
-    } else {
-      apart_.push_back({i, segments_.size()});
-      segments_.push_back(segment_of(std::move(holders)));
+      continue;
     }
+    apart_.push_back({i, segments_.size()});
+    segments_.push_back(segment_of(std::move(holders)));
+    // A communicator apart, beside those of layers; in a mesh all that a device exchanges goes one way.
+    if (!costs_.mesh)
+      for (int& stream : segments_.back().streams) stream += static_cast<int>(state_.synced.size());
   }
 }
 
@@ -262,6 +266,7 @@ void FinishStep::find_shared() {
 double FinishStep::update_seconds(const StageLayout& stage) const {
   const std::vector<double>& update = state_.pace_of(stage).update;
   const auto first = static_cast<size_t>(stage.first), end = first + static_cast<size_t>(stage.layers);
+  if (costs_.shared.empty() && !state_.layout->sharded_optimizer) return update[end] - update[first];
   std::vector<double> pace;  // of each layer: seconds of one element
   double seconds = 0;
   for (size_t l = first; l < end; ++l) {
@@ -291,6 +296,7 @@ FinishStep::Segment FinishStep::segment_of(std::vector<Holder> holders) {
     const StageLayout& stage = stage_of(holder);
     const size_t at = state_.at(holder.pipeline, holder.stage);
     segment.at.push_back(static_cast<int>(at));
+    segment.streams.push_back(static_cast<int>(at));
     if (stage.group >= 0) segment.parts = static_cast<int>(parts_.size());
     members_.push_back({{stage.node, stage.host}, state_.stage_interfaces[at], costs_.tensor});
     state_.each_interface(holder.pipeline, holder.stage,
@@ -564,13 +570,14 @@ void FinishStep::finish(const SharedFlow& flow, size_t index) {
   if (state_.options.details) {
     double ready = flow.earliest;
     for (size_t h = 0; kind_ == SimEvent::Kind::gather && h < flow.count; ++h)
-      ready = std::max(ready, updated_[static_cast<size_t>(flow.streams[h])]);
+      ready = std::max(ready, updated_[static_cast<size_t>(segment.at[h])]);
     count_exposed(segment, ready, flow.end, kind_);
   }
   for (size_t h = 0; h < flow.count; ++h) {
-    const auto own = static_cast<size_t>(flow.streams[h]);
-    state_.stream_free[own] = std::max(state_.stream_free[own], flow.end);
-    state_.synced[own] = std::max(state_.synced[own], flow.end);
+    double& stream = state_.stream_free[static_cast<size_t>(flow.streams[h])];
+    double& synced = state_.synced[static_cast<size_t>(segment.at[h])];
+    stream = std::max(stream, flow.end);
+    synced = std::max(synced, flow.end);
     if (state_.options.events)
       state_.events.push_back({kind_, static_cast<int>(segment.holders[h].pipeline),
                                static_cast<int>(segment.holders[h].stage), layer, flow.start, flow.end});
@@ -622,7 +629,7 @@ void FinishStep::exchange(size_t number, int layer, const Elements& elements, Co
       seconds.fixed += pack(parts, segment, (elements.all - elements.whole) * costs_.tensor * parameter_bytes,
                             elements.whole * parameter_bytes);
   }
-  flows_.push_back({earliest, seconds.fixed, seconds.wire, segment.at.data(), segment.at.size(),
+  flows_.push_back({earliest, seconds.fixed, seconds.wire, segment.streams.data(), segment.streams.size(),
                     seconds.crosses ? &segment.interfaces : &kNone, 0, 0});
   exchanged_.push_back({number, layer});
   kind_ = kind;
@@ -638,8 +645,11 @@ void FinishStep::exchange_layers(size_t first, size_t end, CollectiveKind collec
 void FinishStep::exchange_shared(const Apart& apart, CollectiveKind collective, double parameter_bytes,
                                  double earliest, SimEvent::Kind kind) {
   const SharedParameter& shared = costs_.shared[apart.shared];
-  exchange(apart.segment, shared.layers[0], {shared.parameters, shared.whole_parameters}, collective,
-           parameter_bytes, earliest, kind);
+  // All of it is trained; gradients are counted as if a part of all parameters were.
+  const double bytes =
+      kind == SimEvent::Kind::reduce ? parameter_bytes / costs_.trained_share : parameter_bytes;
+  exchange(apart.segment, shared.layers[0], {shared.parameters, shared.whole_parameters}, collective, bytes,
+           earliest, kind);
 }
 
 // When the last backward of all holders is over.
@@ -732,8 +742,11 @@ double FinishStep::update() {
       double seconds = 0;
       for (size_t s = e; s < pipeline.stages.size(); s += workers)
         seconds += state_.update_seconds[state_.at(p, s)];
-      for (size_t s = e; s < pipeline.stages.size(); s += workers)
-        state_.synced[state_.at(p, s)] = state_.stream_free[state_.at(p, s)] = start + seconds;
+      for (size_t s = e; s < pipeline.stages.size(); s += workers) {
+        const size_t at = state_.at(p, s);
+        state_.synced[at] = state_.stream_free[at] = state_.stream_free[at + state_.synced.size()] =
+            start + seconds;
+      }
       state_.counted_until[state_.at(p, e)] = start + seconds;
       if (state_.options.events)
         state_.events.push_back(

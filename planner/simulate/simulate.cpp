@@ -39,9 +39,10 @@ void SimulatorState::prepare(const PlanLayout& given, const SimulateOptions& wit
     stage_base.push_back(stages);
     stages += static_cast<int>(pipeline.stages.size());
   }
-  for (auto* values : {&stream_free, &synced, &optimizer_bytes, &update_seconds, &packing_seconds,
-                       &exposed_exchange, &exposed_gather, &counted_until})
+  for (auto* values : {&synced, &optimizer_bytes, &update_seconds, &packing_seconds, &exposed_exchange,
+                       &exposed_gather, &counted_until})
     values->assign(static_cast<size_t>(stages), 0);
+  stream_free.assign(2 * synced.size(), 0);
   find_groups();
   find_interfaces();
   classify();

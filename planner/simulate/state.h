@@ -149,6 +149,7 @@ struct SimulatorState {
 
   // Of the synchronisation, by pipeline and stage: [stage_base[p] + s]
   std::vector<int> stage_base;
+  // stream_free: two streams of each, the second [+ all stages] for what it shares with other stages.
   std::vector<double> stream_free, synced, optimizer_bytes, update_seconds;
   std::vector<double> packing_seconds;
   // With details, of device groups: StageUse::exchange_seconds and gather_seconds; and the end of what was

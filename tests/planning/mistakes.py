@@ -41,6 +41,15 @@ class Policies(Case):
         self.assertTrue(out.startswith('true\tnil\t4\nnil\t'), out)
         self.assertIn('c:0', out.splitlines()[2])
 
+    def test_a_policy_sees_what_layers_share(self):
+        self.recipe('nil')
+        out, _ = self.hetrun(*self.policy(self.ONE_PIPELINE + """
+          local table = problem.shared[1]
+          print(#problem.shared, table.layers[1], table.layers[2], #problem.layers)
+          print(table.parameters + 16 * 32 == problem.layers[1].parameters)  -- the embedding has 16 positions
+          return plan"""))
+        self.assertTrue(out.startswith('1\t1\t8\t8\ntrue\n'), out)
+
     def test_a_wrong_policy_is_refused_with_its_line(self):
         self.recipe('nil')
         for body, words in (('return nil, "too few devices"', 'no plan fits:\n  too few devices'),

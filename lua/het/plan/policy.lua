@@ -45,6 +45,8 @@ define.object {
       .. "the model's precision) }, in the order of the cluster." },
     { "layers", "problem.layers", "A list of { name, kind, parameters, forward_flops, activation_bytes (kept for the "
       .. "backward), boundary_bytes (sent to the next layer) }, of one sample." },
+    { "shared", "problem.shared", "A list of { layers, parameters }: parameters that several layers use, such as a "
+      .. "table of tokens that is the classifier. Each of these layers counts them; a stage keeps them once." },
     { "batch", "problem.batch", "Samples of a step." },
     { "precision", "problem.precision", "\"f32\", \"bf16\" or \"f16\"." },
     { "simulate", "problem:simulate(plan)", "A step of the plan as `hetrun simulate --json` reports it: { "

@@ -179,8 +179,8 @@ TEST_CASE("stages that divide a shared parameter exchange it rank by rank, or in
   const Simulation alike = run({3, 1}, {3, 1});
   CHECK(alike.pieces == 0);
   CHECK(alike.exposed_seconds == Approx(2 * link.latency_seconds + (3.2e6 + 2 * 8e5) / 1e9).epsilon(1e-6));
-  // Cut after a half and after three quarters: pieces of a half and two quarters, and the whole, which all
-  // sum and each device of the first stage takes part in three of.
+  // Cut after a half and after three quarters: pieces of a half and two quarters, and what is not divided,
+  // which all sum. No device takes part in more than three.
   const Simulation pieces = run({1, 1}, {3, 1});
   CHECK(pieces.pieces == 3);
   CHECK(pieces.packing_seconds > 0);
