@@ -55,8 +55,8 @@ bool nothing_is_lost() { return !training.load() && !trained.load() && !measurin
 
 void say(const std::string& sentence) {
   // On a terminal the cursor may stand after ^C or a line of progress.
-  if (on_terminal && write(STDERR_FILENO, "\n", 1) < 0) return;
-  [[maybe_unused]] const ssize_t said = write(STDERR_FILENO, sentence.data(), sentence.size());
+  if (on_terminal && ::write(STDERR_FILENO, "\n", 1) < 0) return;
+  [[maybe_unused]] const ssize_t said = ::write(STDERR_FILENO, sentence.data(), sentence.size());
 }
 
 // Errors that a recipe's pcall takes are raised again in the next instruction: `while true do pcall(f) end`

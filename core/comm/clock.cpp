@@ -5,7 +5,7 @@
 namespace het {
 namespace {
 
-constexpr int kRounds = 20, kTag = 1001;
+constexpr int kRounds = 20, kClockTag = 1001;
 
 std::unique_ptr<Collective> prepare_message(Communicator& group, CollectiveKind kind, int peer) {
   CollectiveRequest request;
@@ -13,7 +13,7 @@ std::unique_ptr<Collective> prepare_message(Communicator& group, CollectiveKind 
   request.dtype = DType::f64;
   request.counts = {1};
   request.peer = peer;
-  request.tag = kTag;
+  request.tag = kClockTag;
   request.label = "time";
   return group.prepare(request);
 }

@@ -12,7 +12,7 @@
 namespace het {
 namespace {
 
-constexpr int kTag = 2000;  // apart from what programs and savers send
+constexpr int kSpeedTag = 2000;  // apart from what programs and savers send
 
 // One end of the round trips with `peer`, of messages in the memory of `device` (null: the host's); the one
 // that begins takes the time.
@@ -32,7 +32,7 @@ std::vector<double> seconds_of(Communicator& group, Device* device, int peer, bo
     request.dtype = DType::u8;
     request.counts = {size};
     request.peer = peer;
-    request.tag = kTag;
+    request.tag = kSpeedTag;
     request.label = "a message that is timed";
     request.kind = CollectiveKind::send;
     const auto send = group.prepare(request);
@@ -79,7 +79,7 @@ std::vector<MessageTime> time_messages(Communicator& group, int from, int to,
   request.dtype = DType::f64;
   request.counts = {static_cast<int64_t>(seconds.size())};
   request.peer = begins ? to : from;
-  request.tag = kTag;
+  request.tag = kSpeedTag;
   request.label = "how long messages took";
   run_once(group, request, begins ? seconds.data() : nullptr, begins ? nullptr : seconds.data());
   std::vector<MessageTime> times;
