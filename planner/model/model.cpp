@@ -168,7 +168,7 @@ std::vector<std::string> validate(const Model& model) {
       if (!(shared.parameters > 0 && shared.parameters <= all && shared.whole_parameters >= 0 &&
             shared.whole_parameters <= shared.parameters))
         problems.push_back(fmt::format(
-            "layers {} share {} parameters, of which {} are not divided; layer {} has {}",
+            "layers {} share {} parameters, {} of them not divided; layer {} has {}",
             fmt::join(shared.layers, ", "), shared.parameters, shared.whole_parameters, layer, all));
     }
   }

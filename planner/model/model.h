@@ -43,10 +43,12 @@ struct SharedParameter {
   double parameters = 0;        // elements
   double whole_parameters = 0;  // of these, what tensor parallelism does not divide
   bool trained = true;
-  bool is_used_in(int first, int last) const {  // layers [first, last)
+  // The first of layers [first, last) that uses it; -1: none does.
+  int first_user(int first, int last) const {
     const auto next = std::lower_bound(layers.begin(), layers.end(), first);
-    return next != layers.end() && *next < last;
+    return next != layers.end() && *next < last ? *next : -1;
   }
+  bool is_used_in(int first, int last) const { return first_user(first, last) >= 0; }
   bool operator==(const SharedParameter&) const = default;
 };
 

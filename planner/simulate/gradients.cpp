@@ -117,7 +117,7 @@ class FinishStep {
   double gradient_ready(const PipelineState& pipeline, const StageLayout& stage, size_t s, int layer) const;
   void find_holders();
   void find_shares();
-  void find_shared();
+  void find_shared_parameters();
   double update_seconds(const StageLayout& stage) const;
   Segment segment_of(std::vector<Holder> holders);
   Link mesh_of(const std::vector<Member>& members);
@@ -161,7 +161,7 @@ class FinishStep {
   std::vector<size_t> with_first_layer_;  // shared parameters that have no segment
   std::vector<Parts> parts_;
   std::vector<Member> members_;
-  // Exchanges of one kind that are to be made, of which segment and first layer; and in which order they
+  // Exchanges of one kind that are to be made, their segments and first layers; and the order in which they
   // ended.
   struct Exchanged {
     size_t segment;
@@ -224,7 +224,7 @@ void FinishStep::find_shares() {
     for (size_t l = first; l < end; ++l) state_.layer_shares[l] = shares;
     segments_.push_back(segment_of(std::move(holders)));
   }
-  find_shared();
+  find_shared_parameters();
   for (size_t p = 0; p < replicas_; ++p)
     for (size_t s = 0; s < pipelines_[p].stages.size(); ++s) {
       const StageLayout& stage = pipelines_[p].stages[s];
@@ -234,7 +234,7 @@ void FinishStep::find_shares() {
     }
 }
 
-void FinishStep::find_shared() {
+void FinishStep::find_shared_parameters() {
   state_.shared_shares.assign(costs_.shared.size(), 0);
   for (size_t i = 0; i < costs_.shared.size(); ++i) {
     const SharedParameter& shared = costs_.shared[i];
@@ -279,11 +279,10 @@ double FinishStep::update_seconds(const StageLayout& stage) const {
                (elements > 0 ? own / elements : 1);
   }
   for (size_t i = 0; i < costs_.shared.size(); ++i) {
-    const auto& layers = costs_.shared[i].layers;
-    const auto layer = std::lower_bound(layers.begin(), layers.end(), stage.first);
-    if (layer == layers.end() || *layer >= static_cast<int>(end)) continue;
+    const int layer = costs_.shared[i].first_user(stage.first, static_cast<int>(end));
+    if (layer < 0) continue;
     seconds += state_.optimizer_part(stage, state_.shared_shares[i]) * costs_.shared[i].parameters *
-               pace[static_cast<size_t>(*layer) - first];
+               pace[static_cast<size_t>(layer) - first];
   }
   return seconds;
 }

@@ -361,7 +361,7 @@ TEST_CASE("optimizer state follows its shares, and sharded weights are gathered 
 
 namespace {
 
-// Four layers of 1e6 parameters, the first and the last of which share 4e5 of them; hosts of one device.
+// Four layers of 1e6 parameters; the first and the last share 4e5 of them. Hosts of one device.
 Bench shared_bench(int hosts) {
   // Fast enough that one layer's gradients are summed before the next layer's are ready.
   Bench bench({plain_machine("a", "unit", 1, hosts)}, 4, {0, 2e9});
