@@ -58,10 +58,11 @@ class StatusBoard {
   void post_position(const std::string& group, int64_t sequence);
   std::optional<int64_t> position_of(const std::string& group, int rank);
 
+  bool is_silent() const;  // it did not answer a moment ago
+
  private:
   void post(const std::string& key, const std::string& text);
   std::optional<std::string> read(const std::string& key);
-  bool is_silent() const;
 
   const std::shared_ptr<KeyValue> words_;
   const std::string prefix_;

@@ -301,11 +301,14 @@ class Attempt {
   [[noreturn]] void refused(const Member& member, int64_t generation) {
     for (const std::string_view group : {std::string_view(name_), kAnyGroup})
       if (const auto why = f_.board.reason_of(group, member.rank.rank)) gave_up(member, *why);
-    give_up(generation > f_.options.generation
-                ? fmt::format("could not form group '{}': {} is in generation {} already, this rank in {}",
-                              name_, to_string(member.rank), generation, f_.options.generation)
-                : fmt::format("could not form group '{}': {} has ended generation {}", name_,
-                              to_string(member.rank), f_.options.generation));
+    const std::string who = to_string(member.rank);
+    if (generation > f_.options.generation)
+      give_up(fmt::format("could not form group '{}': {} is in generation {} already, this rank in {}", name_,
+                          who, generation, f_.options.generation));
+    const std::string how = fmt::format("has ended generation {}", f_.options.generation);
+    if (f_.board.is_silent())  // perhaps over the rank that serves the store
+      give_up(fmt::format("{} while forming group '{}'", f_.board.describe_loss(who, how), name_));
+    give_up(fmt::format("could not form group '{}': {} {}", name_, who, how));
   }
 
   // A member that is connected waits for the others as this rank does, unless all others have come to it.

@@ -384,6 +384,29 @@ class SilentBoard final : public KeyValue {
   }
 };
 
+using SilentBoards = std::vector<std::shared_ptr<SilentBoard>>;
+FabricMaker silent_maker(const SilentBoards& boards, const std::string& store_host = {}) {
+  const auto store = make_memory_key_value();
+  return [=](int size, const Timeouts& timeouts) {
+    std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
+    for (int rank = 0; rank < size; ++rank)
+      makers.emplace_back([=] {
+        TcpOptions options;
+        options.secret = kTestSecret;
+        options.rank = rank;
+        options.size = size;
+        options.address = "127.0.0.1";
+        options.store = store;
+        options.board = boards[static_cast<size_t>(rank)];
+        options.store_host = store_host;
+        options.prefix = "test";
+        options.timeouts = timeouts;
+        return make_tcp(std::move(options));
+      });
+    return makers;
+  };
+}
+
 }  // namespace
 
 TEST_CASE("a rank that keeps the board and is silent with it is blamed alone", "[comm]") {
@@ -395,26 +418,8 @@ TEST_CASE("a rank that keeps the board and is silent with it is blamed alone", "
 
 TEST_CASE("over TCP, a board that is silent is asked once by all groups, and the missing rank is named",
           "[comm]") {
-  const auto store = make_memory_key_value();
-  const std::shared_ptr<SilentBoard> boards[2] = {std::make_shared<SilentBoard>(),
-                                                  std::make_shared<SilentBoard>()};
-  const FabricMaker maker = [&](int size, const Timeouts& timeouts) {
-    std::vector<std::function<std::shared_ptr<Fabric>()>> makers;
-    for (int rank = 0; rank < size; ++rank)
-      makers.emplace_back([=] {
-        TcpOptions options;
-        options.secret = kTestSecret;
-        options.rank = rank;
-        options.size = size;
-        options.address = "127.0.0.1";
-        options.store = store;
-        options.board = boards[rank];
-        options.prefix = "test";
-        options.timeouts = timeouts;
-        return make_tcp(std::move(options));
-      });
-    return makers;
-  };
+  const SilentBoards boards{std::make_shared<SilentBoard>(), std::make_shared<SilentBoard>()};
+  const FabricMaker maker = silent_maker(boards);
   Gate begin(2), end(2);
   Timeouts timeouts;
   timeouts.warn_after = std::chrono::milliseconds(100);
@@ -437,4 +442,20 @@ TEST_CASE("over TCP, a board that is silent is asked once by all groups, and the
   CHECK(has(errors[0], " (did not arrive within "));
   CHECK(has(errors[0], " s) during all-reduce of wte.gradient"));
   CHECK(boards[0]->asked == 1);
+}
+
+TEST_CASE("over TCP, of a rank that has ended while the board is silent the board's keeper is blamed",
+          "[comm]") {
+  const SilentBoards boards{std::make_shared<SilentBoard>(), std::make_shared<SilentBoard>()};
+  Gate ended(2), end(2);
+  const auto errors = on_ranks(silent_maker(boards, "rank 2 on host2"), 2, {}, [&](Fabric& fabric) {
+    fabric.group("dp0", all_ranks(2));
+    const PassAtEnd at_end{end};
+    if (fabric.rank() == 1) fabric.abort("lost rank 2");
+    ended.pass();
+    if (fabric.rank() == 0) fabric.group("dp1", all_ranks(2));
+  });
+  INFO(errors[0]);
+  CHECK(has(errors[0], "lost rank 2 on host2, which serves the store (it does not answer; rank 1"));
+  CHECK(has(errors[0], ": has ended generation 1) while forming group 'dp1'"));
 }
