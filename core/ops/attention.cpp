@@ -1,6 +1,8 @@
 // Scaled dot-product attention with grouped queries: query heads are hq, key and value heads hk, and query
 // head h reads key head h / (hq / hk).
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "core/ops/rules.h"
 
@@ -39,6 +41,14 @@ void require_causal(const OpCall& call, size_t q, size_t k) {
                              call[q].shape[1], call[k].shape[1]));
 }
 
+// With `window`, a query sees so many keys at most, itself the last one.
+void require_window(const OpCall& call, bool causal) {
+  if (!call.attributes.has("window")) return;
+  const auto window = setting<int64_t>(call, "window", 0);
+  if (window < 1) refuse(call, fmt::format("window = {}; a token sees at least itself", window));
+  if (!causal) refuse(call, "a window is of causal attention; causal is false");
+}
+
 // `starts`, where each token's example begins, is for causal attention.
 void require_starts(const OpCall& call, size_t starts, size_t q) {
   if (!call.has(starts)) return;
@@ -54,6 +64,7 @@ Types infer_attention(const OpCall& call) {
   require_inputs(call, 3, 4);
   require_heads(call, 0, 1, 2);
   require_causal(call, 0, 1);
+  require_window(call, setting<bool>(call, "causal", false));
   require_starts(call, 3, 0);
   return {call[0], lse_of(call[0])};
 }
@@ -62,6 +73,7 @@ Types infer_attention_gradient(const OpCall& call) {
   require_inputs(call, 6, 7);
   require_heads(call, 1, 2, 3);
   require_causal(call, 1, 2);
+  require_window(call, setting<bool>(call, "causal", false));
   require_starts(call, 6, 1);
   require_type(call, 0, call[1]);
   require_type(call, 4, call[1]);
@@ -72,6 +84,7 @@ Types infer_attention_gradient(const OpCall& call) {
 Types infer_attention_cached(const OpCall& call) {
   require_inputs(call, 6, 6);
   require_heads(call, 0, 1, 2);
+  require_window(call, true);
   if (call[0].shape[1] != call[1].shape[1])
     refuse(call, fmt::format("as many keys as queries are added; there are {} and {}", call[1].shape[1],
                              call[0].shape[1]));
@@ -102,7 +115,9 @@ std::vector<ValueId> gradient(GradientCall& call) {
 double visible(const OpCall& call, size_t q, size_t k) {
   const Shape& queries = call[q].shape;
   const double t = static_cast<double>(queries[1]), s = static_cast<double>(call[k].shape[1]);
-  const double pairs = call.attributes.get<bool>("causal", false) ? t * (t + 1) / 2 : t * s;
+  const double window = std::min(s, static_cast<double>(call.attributes.get<int64_t>("window", INT64_MAX)));
+  const double pairs =
+      call.attributes.get<bool>("causal", false) ? window * (t - (window - 1) / 2) : t * window;
   return static_cast<double>(queries[0] * queries[2] * queries[3]) * pairs;
 }
 
@@ -120,10 +135,10 @@ std::vector<OpDef> attention_ops() {
        .signature = "q[b, t, hq, d]:T strided, k[b, s, hk, d]:T strided, v[b, s, hk, d]:T strided, "
                     "starts?[b, t]:i32 → out[b, t, hq, d]:T, lse[b, hq, t]:A",
        .doc = "softmax(`scale` · q kᵀ) v for each head; `causal`: token i sees 0 to i, or with starts "
-              "starts[i] to i, where its example begins: starts never fall along a row. `scale` is 1/√d "
-              "unless given; "
+              "starts[i] to i, where its example begins: starts never fall along a row. With `window` it "
+              "sees the last so many of these at most. `scale` is 1/√d unless given; "
               "lse is the logarithm of the softmax's denominator. Its cost counts a row as one example.",
-       .attributes = {"causal", "scale"},
+       .attributes = {"causal", "scale", "window"},
        .infer = infer_attention,
        .gradient = gradient,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 1); },
@@ -139,7 +154,7 @@ std::vector<OpDef> attention_ops() {
                     "dv[b, s, hk, d]:T strided",
        .doc = "The gradients of attention with the same attributes. Its cost counts the four products of the "
               "gradient, not the scores that are computed again.",
-       .attributes = {"causal", "scale"},
+       .attributes = {"causal", "scale", "window"},
        .infer = infer_attention_gradient,
        .flops = [](const OpCall& call, Outputs) { return 8.0 * visible(call, 1, 2); },
        .strided_inputs = 0b001110,
@@ -154,8 +169,8 @@ std::vector<OpDef> attention_ops() {
                     "k_cache[b, s, hk, d]:T, v_cache[b, s, hk, d]:T, position[1]:i32 → out[b, t, hq, d]:T, "
                     "k_cache[b, s, hk, d], v_cache[b, s, hk, d]",
        .doc = "Keys and values are written into the caches from `position` on; query i sees all up to "
-              "position + i.",
-       .attributes = {"scale"},
+              "position + i, of these the last `window` where it is given.",
+       .attributes = {"scale", "window"},
        .infer = infer_attention_cached,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 3); },
        .strided_inputs = 0b000111,

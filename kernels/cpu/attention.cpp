@@ -104,7 +104,8 @@ struct Forward {
 
     const int64_t end = s.visible(first + count - 1);
     const int32_t* starts = starts_of(s, a, 3, b, first);
-    for (int64_t from = starts == nullptr ? 0 : block_begin(starts[0]); from < end; from += kKeys) {
+    const int64_t first_key = block_begin(s.begin(first, starts == nullptr ? 0 : starts[0]));
+    for (int64_t from = first_key; from < end; from += kKeys) {
       const Window window{s, starts, first, from, smaller(s.keys - from, kKeys)};
       const auto lower = [&](int64_t i) { return window.lower(i); };
       const auto limit = [&](int64_t i) { return window.limit(i); };
@@ -273,7 +274,8 @@ struct Backward {
 
     const int64_t end = s.visible(first + count - 1);
     const int32_t* starts = starts_of(s, a, 6, b, first);
-    for (int64_t from = starts == nullptr ? 0 : block_begin(starts[0]); from < end; from += kKeys) {
+    const int64_t first_key = block_begin(s.begin(first, starts == nullptr ? 0 : starts[0]));
+    for (int64_t from = first_key; from < end; from += kKeys) {
       const Window window{s, starts, first, from, smaller(s.keys - from, kKeys)};
       const auto lower = [&](int64_t i) { return window.lower(i); };
       const auto limit = [&](int64_t i) { return window.limit(i); };
@@ -364,17 +366,18 @@ struct Cached {
     const T* query = a.in<T>(0) + q.at(b, t, h);
     const int64_t kh = h / s.group();
     float row_max = -std::numeric_limits<float>::infinity(), row_sum = 0;
-    for (int64_t j = 0; j < seen; ++j) {
+    const int64_t begin = s.window_begin(seen);
+    for (int64_t j = begin; j < seen; ++j) {
       Vector sum{};
       const T* key = keys + cache.at(b, j, kh);
       for_lanes(s.head, [&](int64_t c, auto lanes) { sum += load(query + c, lanes) * load(key + c, lanes); });
       scores[j] = sum_of(sum) * s.scale;
       row_max = std::fmax(row_max, scores[j]);
     }
-    for (int64_t j = 0; j < seen; ++j) row_sum += scores[j] = std::exp(scores[j] - row_max);
+    for (int64_t j = begin; j < seen; ++j) row_sum += scores[j] = std::exp(scores[j] - row_max);
     float* sums = scores + s.keys;
     for (int64_t c = 0; c < s.head; ++c) sums[c] = 0;
-    for (int64_t j = 0; j < seen; ++j) {
+    for (int64_t j = begin; j < seen; ++j) {
       const T* value = values + cache.at(b, j, kh);
       for_lanes(s.head, [&](int64_t c, auto lanes) {
         store(sums + c, load(sums + c, lanes) + scores[j] * load(value + c, lanes), lanes);

@@ -22,10 +22,18 @@ struct Sizes {
   int64_t batch, queries, keys, query_heads, key_heads, head;
   float scale;
   bool causal;
+  int64_t window;       // keys that a causal query sees at most
   bool packed = false;  // rows of several examples: tokens begin to see where theirs begins
   int64_t group() const { return query_heads / key_heads; }
   // Keys that query i sees: the last query sees all.
   int64_t visible(int64_t i) const { return causal ? i + 1 + keys - queries : keys; }
+  // The first of the `seen` keys that are in the window.
+  int64_t window_begin(int64_t seen) const { return causal && seen > window ? seen - window : 0; }
+  // The first key that query i sees, whose example begins at `start`.
+  int64_t begin(int64_t i, int64_t start) const {
+    const int64_t first = window_begin(visible(i));
+    return first > start ? first : start;
+  }
 };
 
 // Where the queries of sample b begin to see, from query `first` on; null: all from key 0. `operand` has it.
@@ -44,8 +52,10 @@ struct Window {
   const int32_t* starts;  // of these rows
   int64_t first, from, tokens;
 
+  int64_t begin(int64_t i) const { return s.begin(first + i, starts == nullptr ? 0 : starts[i]); }
   int64_t lower(int64_t i) const {
-    return starts == nullptr || starts[i] <= from ? 0 : smaller(starts[i] - from, tokens);
+    const int64_t hidden = begin(i) - from;
+    return hidden < 0 ? 0 : smaller(hidden, tokens);
   }
   int64_t limit(int64_t i) const {
     const int64_t seen = s.visible(first + i) - from;
@@ -59,8 +69,7 @@ struct Window {
   }
   int64_t last_row(int64_t j, int64_t count) const {
     int64_t row = count;
-    if (starts != nullptr)
-      while (row > 0 && starts[row - 1] > from + j) --row;
+    while (row > 0 && begin(row - 1) > from + j) --row;
     return row;
   }
 };
@@ -71,7 +80,15 @@ inline Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layou
   if (a[3] > kMostHead)
     refuse(request, fmt::format("heads of {} features; at most {}: more heads of the same width are narrower",
                                 a[3], kMostHead));
-  return {a[0], a[1], b[1], a[2], b[2], a[3], static_cast<float>(scale), flag(request, "causal", false)};
+  return {a[0],
+          a[1],
+          b[1],
+          a[2],
+          b[2],
+          a[3],
+          static_cast<float>(scale),
+          flag(request, "causal", false),
+          integer(request, "window", INT64_MAX)};
 }
 inline Sizes sizes_of(const KernelRequest& request, size_t q, size_t starts) {
   Sizes sizes = sizes_of(request, request.inputs[q], request.inputs[q + 1]);

@@ -33,6 +33,7 @@ Attention attention_of(const KernelRequest& request, const Layout& q, const Layo
   p.head = static_cast<int>(a[3]);
   p.scale = static_cast<float>(number(request, "scale", 1 / std::sqrt(static_cast<double>(a[3]))));
   p.causal = flag(request, "causal", false);
+  p.window = static_cast<int>(std::min<int64_t>(integer(request, "window", INT_MAX), INT_MAX));
   p.q = heads_of(q);
   p.k = heads_of(k);
   return p;
@@ -317,11 +318,11 @@ std::unique_ptr<Kernel> prepare_cached(const KernelRequest& request, const Conte
     const bool mma = suits_mma<T>(p, {p.q, p.k, p.v, p.out});
     Attention split = p;
     const int64_t blocks = ceil_div(p.rows(), ForwardTile::kRows) * p.row_heads() * p.batch;
+    const int64_t seen = std::min<int64_t>(p.keys, int64_t{p.window} + p.queries - 1);  // by a tile
     const int64_t wanted =
-        std::min(ceil_div(2 * context.multiprocessors, blocks), ceil_div(p.keys, kLeastSpan));
-    split.span =
-        static_cast<int>(ceil_div(ceil_div(p.keys, wanted), ForwardTile::kKeys)) * ForwardTile::kKeys;
-    split.splits = static_cast<int>(ceil_div(p.keys, split.span));
+        std::min(ceil_div(2 * context.multiprocessors, blocks), ceil_div(seen, kLeastSpan));
+    split.span = static_cast<int>(ceil_div(ceil_div(seen, wanted), ForwardTile::kKeys)) * ForwardTile::kKeys;
+    split.splits = static_cast<int>(ceil_div(seen, split.span));
     prepare_forward<T>(request, context, split, mma);
     const int64_t rows = static_cast<int64_t>(p.batch) * p.query_heads * p.queries;
     const int64_t bytes = split.splits == 1 ? 0 : split.splits * rows * (p.head + 1) * 4;

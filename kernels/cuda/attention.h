@@ -1,6 +1,8 @@
 // What the kernels of attention share: sizes, where rows lie, and which keys a query sees.
 #pragma once
 
+#include <climits>
+
 #include "kernels/cuda/vector.h"
 
 namespace het::HET_CUDA {
@@ -18,10 +20,11 @@ struct Attention {
   // Query heads that share a tile, all reading the same key head: row r of a tile's rows is query r / packed
   // in head h * packed + r % packed. More than 1 with a cache, where queries are few.
   int packed = 1;
-  // The keys in `splits` ranges of `span`, whose results combine() brings together: with a cache there are
-  // few tiles, and the keys have to be read by the whole machine.
+  // The keys that are seen in `splits` ranges of `span`, whose results combine() brings together: with a
+  // cache there are few tiles, and the keys have to be read by the whole machine.
   int splits = 1, span = 0;
   bool causal = false;
+  int window = INT_MAX;  // keys that a causal query sees at most
   float scale = 1;
   // [batch, queries]: where each query begins to see, in rows of several examples; null: all from key 0.
   // Which operator has it, for failures.
@@ -41,12 +44,14 @@ struct Attention {
   __device__ int visible(int row, int position) const {
     return causal ? min(keys, query_of(row) + position + 1) : keys;
   }
-  // The first key that a query sees. It never falls along a row: a tile of queries sees keys from that of its
-  // first query on, and those before its last query's are not seen by all.
-  __device__ int begin(int b, int query) const {
-    if (starts == nullptr) return 0;
+  // The first key that a query sees, when query 0 sees keys 0 to `position`. It never falls along a row: a
+  // tile of queries sees keys from that of its first query on, and those before its last query's are not seen
+  // by all.
+  __device__ int begin(int b, int query, int position) const {
+    if (starts == nullptr && window == INT_MAX) return 0;
     const int i = min(query, queries - 1);
-    return max(0, min(i, starts[static_cast<int64_t>(b) * queries + i]));
+    const int start = starts == nullptr ? 0 : min(i, starts[static_cast<int64_t>(b) * queries + i]);
+    return max(max(0, start), position + i - window + 1);
   }
   // Report a query that begins to see behind itself, or before the query before it.
   __device__ void check_start(int b, int query) const {
@@ -57,11 +62,11 @@ struct Attention {
   }
   // The first query that sees no key up to `key` any more, from query `from` on.
   __device__ int queries_end(int b, int key, int from) const {
-    if (starts == nullptr) return queries;
+    if (starts == nullptr && window == INT_MAX) return queries;
     int low = from, high = queries;
     while (low < high) {
       const int middle = low + (high - low) / 2;
-      if (begin(b, middle) > key)
+      if (begin(b, middle, 0) > key)
         high = middle;
       else
         low = middle + 1;
@@ -89,9 +94,9 @@ struct RowBlock {
     h = static_cast<int>(i % p.row_heads());
     b = static_cast<int>(i / p.row_heads());
     end = p.visible(min(p.rows(), first + tile_rows) - 1, position);
-    begin = p.begin(b, p.query_of(first));
+    begin = p.begin(b, p.query_of(first), position);
     if (p.splits > 1) {
-      begin = split * p.span;
+      begin += split * p.span;
       end = min(end, begin + p.span);
     }
   }

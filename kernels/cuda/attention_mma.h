@@ -187,7 +187,7 @@ __device__ inline void mask(const Attention& p, float (&s)[M][N][4], int b, int 
     for (int half = 0; half < 2; ++half) {
       const int row = first + m * 16 + half * 8 + lane / 4, column = from + lane % 4 * 2;
       const int limit = min(end, p.visible(row, position)) - column;
-      const int begin = p.begin(b, p.query_of(row)) - column;
+      const int begin = p.begin(b, p.query_of(row), position) - column;
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
@@ -203,9 +203,9 @@ struct WarpKeys {
 
   __device__ WarpKeys(const Attention& p, const RowBlock& block, int row, int rows, int position) {
     const bool exists = row < p.rows();
-    begin = p.begin(block.b, p.query_of(row));
+    begin = p.begin(block.b, p.query_of(row), position);
     end = exists ? min(block.end, p.visible(row + rows - 1, position)) : 0;
-    all_from = p.begin(block.b, p.query_of(row + rows - 1));
+    all_from = p.begin(block.b, p.query_of(row + rows - 1), position);
     all_to = min(block.end, p.visible(row, position));
   }
   __device__ bool sees(int from, int keys) const { return from < end && from + keys > begin; }
@@ -488,12 +488,12 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           if (here + n * 8 + lane % 4 * 2 + e % 2 < first + warp_key + e / 2 * 8 + lane / 4) s[0][n][e] = 0;
-    if (p.begin(b, here + kRows - 1) > first + warp_key)
+    if (p.begin(b, here + kRows - 1, 0) > first + warp_key)
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (p.begin(b, here + n * 8 + lane % 4 * 2 + e % 2) > first + warp_key + e / 2 * 8 + lane / 4)
+          if (p.begin(b, here + n * 8 + lane % 4 * 2 + e % 2, 0) > first + warp_key + e / 2 * 8 + lane / 4)
             s[0][n][e] = 0;
     accumulate<T, kHead>(value_sums, s, dout_tiles + stage * kTileBytes);
     multiply<T, kHead, kKeys, kRows>(d, value_tile, warp_key, dout_tiles + stage * kTileBytes);

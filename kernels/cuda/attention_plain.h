@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       const int row = block.first + ty + kSide * i;
-      const int begin = p.begin(b, row), limit = min(block.end, p.visible(row, start));
+      const int begin = p.begin(b, p.query_of(row), start), limit = min(block.end, p.visible(row, start));
       float now = -INFINITY;
 #pragma unroll
       for (int j = 0; j < P; ++j) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kPlainThreads)
                    [&](int i) { return own_d + at_d.at(b, first + i, h); });
 
   float sums[P][Tile::kSums][4] = {}, sums_d[P][Tile::kSums][4] = {};
-  const int begin = kQueries ? p.begin(b, first) : p.causal ? first / R * R : 0;
+  const int begin = kQueries ? p.begin(b, first, 0) : p.causal ? first / R * R : 0;
   const int end =
       kQueries ? p.visible(min(own_count, first + R) - 1, 0) : p.queries_end(b, first + R - 1, first);
   for (int g = 0; g < (kQueries ? 1 : p.group()); ++g) {
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kPlainThreads)
           const int row = first + ty + kSide * i, column = from + tx + kSide * j;
           const int query = kQueries ? row : column, key = kQueries ? column : row;
           const float2 two = pair[query];
-          const bool seen = p.begin(b, query) <= key && key < p.visible(query, 0);
+          const bool seen = p.begin(b, query, 0) <= key && key < p.visible(query, 0);
           s[i][j] = seen ? exp2f(fmaf(s[i][j], p.scale * kLog2e, -two.x)) : 0.0f;
           d[i][j] = s[i][j] * (d[i][j] - two.y);
         }

@@ -12,10 +12,12 @@ namespace {
 
 struct Setting {
   bool causal;
+  int64_t window;  // keys that a query sees at most
   double scale;
 
   explicit Setting(const KernelRequest& request)
       : causal(request.attributes.get<bool>("causal", false)),
+        window(request.attributes.get<int64_t>("window", INT64_MAX)),
         scale(request.attributes.get<double>(
             "scale", 1 / std::sqrt(static_cast<double>(
                              request.inputs[request.op.name == "attention_gradient"].type.shape[3])))) {}
@@ -24,6 +26,8 @@ struct Setting {
   int64_t visible(int64_t i, int64_t t, int64_t s) const {
     return causal ? std::clamp<int64_t>(i + 1 + s - t, 0, s) : s;
   }
+  // The first of the `seen` keys that are in the window.
+  int64_t begin(int64_t seen) const { return std::max<int64_t>(0, seen - window); }
 };
 
 double dot(const View& q, const View& k, int64_t b, int64_t i, int64_t h, int64_t j, int64_t kh) {
@@ -72,9 +76,9 @@ std::unique_ptr<Kernel> attention(const KernelRequest& request) {
       const Begins begins(o, 3, "attention", b, t);
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i) {
-          const int64_t seen = setting.visible(i, t, s);
-          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, begins[i], seen, o.scratch()), b,
-                     h, i);
+          const int64_t seen = setting.visible(i, t, s), begin = std::max(begins[i], setting.begin(seen));
+          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, begin, seen, o.scratch()), b, h,
+                     i);
         }
     }
   };
@@ -100,7 +104,8 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
           for (int64_t kh = 0; kh < k.size(2); ++kh) {
             for (int64_t g = 0; g < group; ++g)
               for (int64_t i = 0; i < t; ++i) {
-                const int64_t h = kh * group + g, begin = begins[i], seen = setting.visible(i, t, s);
+                const int64_t h = kh * group + g, seen = setting.visible(i, t, s);
+                const int64_t begin = std::max(begins[i], setting.begin(seen));
                 double e = 0;
                 for (int64_t c = 0; c < d; ++c) e += dout.at(b, i, h, c) * out.at(b, i, h, c);
                 for (int64_t j = 0; j < s; ++j) {
@@ -152,8 +157,8 @@ std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
     for (int64_t b = 0; b < q.size(0); ++b)
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i)
-          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, 0, position + i + 1,
-                 o.scratch());
+          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, setting.begin(position + i + 1),
+                 position + i + 1, o.scratch());
   };
   return kernel_of(request, body, request.outputs[1].type.shape[1]);
 }

@@ -109,17 +109,17 @@ TEST_CASE("causal attention skips the tiles that no query sees") {
   }
 }
 
-TEST_CASE("attention of packed rows skips the tiles that no query sees") {
+TEST_CASE("attention of packed rows, and with a window, skips the tiles that no query sees") {
   const TensorType x{DType::bf16, {1, 512, 1, 128}}, starts{DType::i32, {1, 512}},
       lse{DType::f32, {1, 1, 512}};
   const std::vector<int> values = starts_of(512, 128);
   const auto products = [&](const char* op, std::vector<TensorType> in, const std::vector<TensorType>& out,
-                            bool packed) {
+                            bool packed, int64_t window = 512) {
     if (packed) in.push_back(starts);
     Call call(in, out);
     if (packed) std::memcpy(call.addresses[0].back(), values.data(), values.size() * sizeof(int));
     const int64_t before = emulated::products();
-    call.run(op, {{"causal", true}});
+    call.run(op, {{"causal", true}, {"window", window}});
     return emulated::products() - before;
   };
   for (const int generation : {8, 9}) {
@@ -132,6 +132,9 @@ TEST_CASE("attention of packed rows skips the tiles that no query sees") {
     CHECK(packed * 3 < all * 2);
     const int64_t gradient = products("attention_gradient", {x, x, x, x, x, lse}, {x, x, x}, false);
     CHECK(products("attention_gradient", {x, x, x, x, x, lse}, {x, x, x}, true) * 3 < gradient * 2);
+    // With a window of 64 each block sees 192 keys at most: 1, 2, 2 and 2 times 128.
+    CHECK(products("attention", {x, x, x}, {x, lse}, false, 64) * 4 < all * 3);
+    CHECK(products("attention_gradient", {x, x, x, x, x, lse}, {x, x, x}, false, 64) * 4 < gradient * 3);
   }
 }
 
@@ -158,16 +161,21 @@ TEST_CASE("attention is the reference's on GPUs of each generation") {
     int64_t batch, queries, keys, query_heads, key_heads, head;
     bool causal;
     int64_t example = 0;  // tokens of one; 0: rows are not packed
+    int64_t window = 0;   // 0: none
   };
-  for (const Sizes& z : {Sizes{1, 300, 300, 2, 1, 128, true}, Sizes{1, 70, 400, 1, 1, 64, false},
-                         Sizes{2, 129, 129, 2, 2, 72, true}, Sizes{1, 5, 257, 2, 2, 40, false},
-                         Sizes{1, 300, 300, 2, 1, 128, true, 70}, Sizes{2, 290, 290, 2, 2, 64, true, 131},
-                         Sizes{1, 260, 260, 1, 1, 40, true, 3}, Sizes{1, 129, 129, 1, 1, 64, true, 1}})
+  for (const Sizes& z :
+       {Sizes{1, 300, 300, 2, 1, 128, true}, Sizes{1, 70, 400, 1, 1, 64, false},
+        Sizes{2, 129, 129, 2, 2, 72, true}, Sizes{1, 5, 257, 2, 2, 40, false},
+        Sizes{1, 300, 300, 2, 1, 128, true, 70}, Sizes{2, 290, 290, 2, 2, 64, true, 131},
+        Sizes{1, 260, 260, 1, 1, 40, true, 3}, Sizes{1, 129, 129, 1, 1, 64, true, 1},
+        Sizes{1, 300, 300, 2, 1, 128, true, 0, 70}, Sizes{1, 129, 129, 1, 1, 64, true, 0, 1},
+        Sizes{1, 290, 290, 2, 2, 64, true, 40, 131}, Sizes{1, 290, 290, 1, 1, 64, true, 150, 40}})
     for (const DType dtype : {DType::bf16, DType::f16}) {
       const TensorType q{dtype, {z.batch, z.queries, z.query_heads, z.head}};
       const TensorType k{dtype, {z.batch, z.keys, z.key_heads, z.head}};
       const TensorType lse{DType::f32, {z.batch, z.query_heads, z.queries}};
-      const Attributes attributes{{"causal", z.causal}, {"scale", 0.2}};
+      Attributes attributes{{"causal", z.causal}, {"scale", 0.2}};
+      if (z.window > 0) attributes.set("window", z.window);
       std::vector<Tensor> in, wanted;
       for (const TensorType& type : {q, k, k}) {
         in.emplace_back(type);

@@ -63,7 +63,7 @@ local field_names = {
   "mask_share", "mask_token", "ids", "vocabulary", "holdout", "path", "tokenizer", "model", "width", "most_bytes",
   "tokenizer_json", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
   "extensions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",
-  "interfaces", "cases", "step_seconds",
+  "interfaces", "cases", "step_seconds", "window", "parts",
   "efficiency", "memory", "f32", "bf16", "f16", "from", "to", "bytes", "seconds", "flops", "profile", "tensors",
   "metadata", "json", "merges", "characters", "warmup", "interface", "axes", "sizes", "ranks", "device",
 }

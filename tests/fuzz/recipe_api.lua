@@ -300,7 +300,7 @@ local function operate()
     count = count + 1
     local attributes = {}
     for _, attribute in ipairs { "dim", "shape", "sizes", "start", "length", "factor", "p", "order", "causal", "dtype",
-      "heads", "scale", "eps", "seed", "stream", "base" } do
+      "heads", "scale", "eps", "seed", "stream", "base", "window" } do
       if random() < 0.2 then
         attributes[attribute] = random() < 0.7 and chosen { -1, 0, 1, 2, 3, true, "f32", 0.5, { 2, 3 }, { 1, 0 } }
           or argument()

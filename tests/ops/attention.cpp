@@ -59,6 +59,53 @@ void add_packed(std::vector<Case>& cases) {
   }
 }
 
+// Windows: of one key, within a tile, over several, longer than the row; alone and in rows of several
+// examples.
+void add_windows(std::vector<Case>& cases) {
+  struct Windowed {
+    Sizes s;
+    int64_t window;
+    OperandCase starts = absent();
+  };
+  const std::vector<Windowed> all = {
+      {{1, 1, 1, 1, 1, 1}, 1},
+      {{2, 9, 9, 2, 1, 4}, 1},
+      {{1, 9, 9, 2, 2, 8}, 20},
+      {{1, 9, 9, 2, 2, 8}, int64_t{1} << 40},
+      {{2, 40, 40, 2, 2, 16}, 7},
+      {{1, 150, 150, 4, 2, 32}, 64},
+      {{2, 300, 300, 2, 1, 64}, 33},
+      {{1, 300, 300, 1, 1, 24}, 131},
+      {{1, 270, 270, 2, 2, 128}, 128},
+      {{2, 70, 70, 1, 1, 136}, 50},
+      {{2, 150, 150, 2, 1, 64}, 40, starts(2, 150, {33, 70, 5, 28, 1}, 13)},
+      {{1, 290, 290, 2, 1, 40}, 130, starts(1, 290, {7}, 20)},
+  };
+  for (const auto& [s, window, begin] : all) {
+    const Shape q{s.batch, s.queries, s.query_heads, s.size}, k{s.batch, s.keys, s.key_heads, s.size};
+    const Attributes attributes{{"causal", true}, {"window", window}};
+    cases.push_back({"attention", {T(q).in(-2, 2), T(k).in(-2, 2), T(k), begin}, attributes, kProducts});
+    cases.push_back({"attention_gradient",
+                     {T(q), T(q), T(k), T(k), T(q), A({s.batch, s.query_heads, s.queries}).in(2, 4), begin},
+                     attributes,
+                     kTwoProducts});
+  }
+  // With a cache: a position before the window is full, within its tile, and where whole parts are behind it.
+  for (const int64_t position : {0, 30, 300, 700})
+    for (const int64_t window : {1, 20, 290})
+      cases.push_back({"attention_cached",
+                       {T({1, 2, 6, 16}).in(-3, 3), T({1, 2, 2, 16}).in(-3, 3), T({1, 2, 2, 16}),
+                        T({1, 720, 2, 16}).in(-3, 3), T({1, 720, 2, 16}),
+                        OperandCase{Kind::i32, {1}}.of({static_cast<double>(position)})},
+                       {{"window", window}},
+                       kProducts});
+  cases.push_back({"attention_cached",
+                   {T({2, 70, 2, 64}), T({2, 70, 1, 64}), T({2, 70, 1, 64}), T({2, 100, 1, 64}),
+                    T({2, 100, 1, 64}), OperandCase{Kind::i32, {1}}.of({20})},
+                   {{"window", int64_t{45}}},
+                   kProducts});
+}
+
 }  // namespace
 
 std::vector<Case> attention_cases() {
@@ -83,6 +130,7 @@ std::vector<Case> attention_cases() {
                        kTwoProducts});
     }
   add_packed(cases);
+  add_windows(cases);
   // Scores far apart: the running maximum has to be kept.
   Case steep{"attention",
              {T({1, 9, 2, 8}).in(-30, 30), T({1, 9, 2, 8}), T({1, 9, 2, 8})},

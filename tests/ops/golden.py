@@ -270,16 +270,20 @@ def attention():
                 attributes = {"causal": causal} | ({} if scale is None else {"scale": scale})
                 case("attention", lambda q, k, v, m=mask, c=scale: attended(q, k, v, m, c),
                      [draw(b, t, hq, d, low=-2, high=2), draw(b, s, hk, d, low=-2, high=2), draw(b, s, hk, d)], attributes)
-    for position, t in [(0, 3), (2, 1), (4, 2)]:
-        def cached(q, k, v, k_cache, v_cache, at, position=position, t=t):
+    for window in (1, 3):
+        mask = torch.ones(5, 5, dtype=torch.bool).tril().triu(1 - window)
+        case("attention", lambda q, k, v, m=mask: attended(q, k, v, m, None),
+             [draw(1, 5, 4, 2, low=-2, high=2), draw(1, 5, 2, 2, low=-2, high=2), draw(1, 5, 2, 2)], {"causal": True, "window": window})
+    for position, t, window in [(0, 3, None), (2, 1, None), (4, 2, None), (0, 3, 2), (4, 2, 3)]:
+        def cached(q, k, v, k_cache, v_cache, at, position=position, t=t, window=window):
             k_new, v_new = k_cache.clone(), v_cache.clone()
             k_new[:, position:position + t], v_new[:, position:position + t] = k, v
-            mask = torch.arange(6)[None, :] <= position + torch.arange(t)[:, None]
-            return attended(q, k_new, v_new, mask, None)[0], k_new, v_new
+            ahead = torch.arange(6)[None, :] - (position + torch.arange(t)[:, None])
+            return attended(q, k_new, v_new, (ahead <= 0) & (ahead > -(window or 7)), None)[0], k_new, v_new
 
         case("attention_cached", cached,
              [draw(2, t, 2, 3), draw(2, t, 1, 3), draw(2, t, 1, 3), draw(2, 6, 1, 3), draw(2, 6, 1, 3), torch.tensor([position])],
-             through=[])
+             {} if window is None else {"window": window}, through=[])
 
 
 def embedding():

@@ -105,10 +105,12 @@ std::vector<Case> random_cases(uint64_t seed) {
     const bool causal = dice.coin();
     const Shape q{dice.between(1, 2), tokens, heads * group, size};
     const Shape keys{q[0], causal ? tokens : dice.size(80), heads, size};
-    cases.push_back({"attention", {T(q), T(keys), T(keys)}, {{"causal", causal}}, kTwoProducts});
+    Attributes seen{{"causal", causal}};
+    if (causal && dice.coin()) seen.set("window", dice.size(80));
+    cases.push_back({"attention", {T(q), T(keys), T(keys)}, seen, kTwoProducts});
     cases.push_back({"attention_gradient",
                      {T(q), T(q), T(keys), T(keys), T(q), A({q[0], q[2], q[1]}).in(2, 4)},
-                     {{"causal", causal}},
+                     seen,
                      kTwoProducts});
     if (causal) {
       std::vector<double> starts;
@@ -116,10 +118,10 @@ std::vector<Case> random_cases(uint64_t seed) {
         for (int64_t i = 0; i < tokens; ++i)
           starts.push_back(i == 0 || dice.size(9) == 1 ? static_cast<double>(i) : starts.back());
       const OperandCase begin = OperandCase{Kind::i32, {q[0], tokens}}.of(std::move(starts));
-      cases.push_back({"attention", {T(q), T(keys), T(keys), begin}, {{"causal", true}}, kTwoProducts});
+      cases.push_back({"attention", {T(q), T(keys), T(keys), begin}, seen, kTwoProducts});
       cases.push_back({"attention_gradient",
                        {T(q), T(q), T(keys), T(keys), T(q), A({q[0], q[2], q[1]}).in(2, 4), begin},
-                       {{"causal", true}},
+                       seen,
                        kTwoProducts});
     }
     cases.push_back({"rotary",

@@ -142,6 +142,19 @@ std::vector<Refusal> refusals() {
        {f32({1, 2, 4, 8}), f32({1, 2, 2, 8}), f32({1, 2, 2, 8}), i32({2})},
        {{"causal", true}},
        {"starts has to be i32[1, 2]", "i32[2]"}},
+      {"attention",
+       {f32({1, 2, 4, 8}), f32({1, 2, 2, 8}), f32({1, 2, 2, 8})},
+       {{"window", int64_t{2}}},
+       {"a window is of causal attention"}},
+      {"attention",
+       {f32({1, 2, 4, 8}), f32({1, 2, 2, 8}), f32({1, 2, 2, 8})},
+       {{"causal", true}, {"window", int64_t{0}}},
+       {"window = 0", "at least itself"}},
+      {"attention_cached",
+       {f32({1, 1, 2, 8}), f32({1, 1, 2, 8}), f32({1, 1, 2, 8}), f32({1, 3, 2, 8}), f32({1, 3, 2, 8}),
+        i32({1})},
+       {{"window", int64_t{-1}}},
+       {"window = -1"}},
       {"attention_cached",
        {f32({1, 4, 2, 8}), f32({1, 4, 2, 8}), f32({1, 4, 2, 8}), f32({1, 3, 2, 8}), f32({1, 3, 2, 8}),
         i32({1})},
@@ -360,6 +373,14 @@ TEST_CASE("costs count what they say") {
   const TensorType head = f32({1, 4, 2, 8});
   CHECK(cost("attention", {head, head, head}).flops == 4 * 2 * 8 * 16);
   CHECK(cost("attention", {head, head, head}, {{"causal", true}}).flops == 4 * 2 * 8 * 10);
+  CHECK(cost("attention", {head, head, head}, {{"causal", true}, {"window", int64_t{9}}}).flops ==
+        4 * 2 * 8 * 10);
+  CHECK(cost("attention", {head, head, head}, {{"causal", true}, {"window", int64_t{2}}}).flops ==
+        4 * 2 * 8 * 7);
+  const TensorType fresh = f32({1, 1, 2, 8});
+  const std::vector<TensorType> cached{fresh, fresh, fresh, head, head, i32({1})};
+  CHECK(cost("attention_cached", cached).flops == 4 * 2 * 8 * 4);
+  CHECK(cost("attention_cached", cached, {{"window", int64_t{3}}}).flops == 4 * 2 * 8 * 3);
   // The rows read, not the table.
   CHECK(cost("embedding", {i32({3}), f32({1000, 4})}).bytes == 4 * (3 + 2 * 12));
 }

@@ -465,8 +465,9 @@ class CommandLine(Case):
     def test_kernels_are_measured(self):
         reply = json.loads(self.hetrun('bench', 'kernels', '--json')[0])
         names = [kernel['name'] for kernel in reply['kernels']]
-        self.assertEqual(len(names), 10)
+        self.assertEqual(len(names), 12)
         self.assertIn('attention, head 128, 512 tokens, backward', names)
+        self.assertIn('attention, head 64, 512 tokens, window 64, forward', names)
         for kernel in reply['kernels']:
             self.assertGreater(kernel['share'], 0, kernel)
             self.assertIn('tflops' if 'attention' in kernel['name'] else 'gb_per_s', kernel)

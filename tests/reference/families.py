@@ -17,7 +17,7 @@ from huggingface import CASES, HERE, VOCAB, spread, torch
 STEPS, BATCH, CONTEXT = 20, 4, 16
 # Those whose scores are in memory are computed from the whole context for each token.
 PLANS = {'none': 1, 'tensor': 2, 'pipeline': 2}   # and their ranks
-WITHOUT_CACHE = {'mistral window', 'gemma2', 'gemma3'}
+WITHOUT_CACHE = {'gemma2'}
 
 
 def losses_of(model, batches):

@@ -15,25 +15,29 @@ local function elements_of(shape)
 end
 
 -- What attention of [samples, tokens, heads, features] computes; causal, so half of the scores. Its gradient counts as
--- two and a half times that: five products for two, since it computes the scores again.
-local function attention(settings, features)
-  local shape = { settings.samples, settings.tokens, settings.heads, features }
-  local flops = 2 * settings.samples * settings.heads * settings.tokens ^ 2 * features
+-- two and a half times that: five products for two, since it computes the scores again. With a window a token sees so
+-- many at most.
+local function attention(settings, features, window)
+  local tokens, attributes = settings.tokens, { causal = true, window = window }
+  local shape = { settings.samples, tokens, settings.heads, features }
+  local seen = window or tokens
+  local flops = 4 * settings.samples * settings.heads * seen * (tokens - seen / 2) * features
   local function operands(graph, names)
     local values = {}
     for i, name in ipairs(names) do values[i] = graph:input(name, settings.dtype, shape, true) end
     return unpack(values)
   end
-  local title = ("attention, head %d, %d tokens"):format(features, settings.tokens)
+  local title = ("attention, head %d, %d tokens%s"):format(features, tokens,
+    window and (", window %d"):format(window) or "")
   return {
     { name = title .. ", forward", op = "attention", flops = flops, build = function(graph)
       local q, k, v = operands(graph, { "q", "k", "v" })
-      graph:output("y", (op.attention(q, k, v, { causal = true })))
+      graph:output("y", (op.attention(q, k, v, attributes)))
     end },
     { name = title .. ", backward", op = "attention_gradient", flops = 2.5 * flops, build = function(graph)
       local q, k, v, dy = operands(graph, { "q", "k", "v", "dy" })
-      local y, lse = op.attention(q, k, v, { causal = true })
-      for i, gradient in ipairs { op.attention_gradient(dy, q, k, v, y, lse, { causal = true }) } do
+      local y, lse = op.attention(q, k, v, attributes)
+      for i, gradient in ipairs { op.attention_gradient(dy, q, k, v, y, lse, attributes) } do
         graph:output("gradient" .. i, gradient)
       end
     end },
@@ -114,8 +118,8 @@ function kernels.run(given)
   settings.dtype = dtype
   local flops, bandwidth = device:product_flops(dtype), device:bandwidth()
   local cases, results = {}, {}
-  for _, features in ipairs { 64, 128 } do
-    for _, case in ipairs(attention(settings, features)) do cases[#cases + 1] = case end
+  for _, each in ipairs { { 64 }, { 128 }, { 64, settings.tokens / 8 } } do
+    for _, case in ipairs(attention(settings, unpack(each))) do cases[#cases + 1] = case end
   end
   for _, case in ipairs(streams(settings)) do cases[#cases + 1] = case end
   for i, case in ipairs(cases) do
@@ -124,7 +128,7 @@ function kernels.run(given)
       gb_per_s = case.bytes and case.bytes / seconds / 1e9 or nil,
       share = case.flops and case.flops / seconds / flops or case.bytes / seconds / bandwidth }
     if not native.settings.json then
-      native.write("stdout", ("%-38s %9.3f ms  %s\n"):format(case.name, 1e3 * seconds, case.flops
+      native.write("stdout", ("%-52s %9.3f ms  %s\n"):format(case.name, 1e3 * seconds, case.flops
         and ("%8.2f TFLOP/s, %3.0f %% of a matrix product's"):format(results[i].tflops, 100 * results[i].share)
         or ("%8.1f GB/s, %3.0f %% of a copy's"):format(results[i].gb_per_s, 100 * results[i].share)))
     end

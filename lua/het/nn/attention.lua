@@ -40,7 +40,7 @@ local function cached(self, q, k, v)
   local keys = b.graph:buffer("cache." .. path .. ".keys", q.dtype, shape)
   local values = b.graph:buffer("cache." .. path .. ".values", q.dtype, shape)
   local position = b:input("position", "i32", { 1 }, true)
-  return (op.attention_cached(q, k, v, keys, values, position, { scale = a.score_scale }))
+  return (op.attention_cached(q, k, v, keys, values, position, { scale = a.score_scale, window = a.window }))
 end
 
 -- x[samples, tokens, heads, d] with rotary positions: its first turned_size(a) features of each head.
@@ -82,7 +82,7 @@ local function mask(self, samples, tokens)
   return op.scale(result, { factor = forbidding })
 end
 
--- Causal attention with all scores in memory: with a window, or with capped scores, which the tiled operator has not.
+-- Causal attention with all scores in memory: with capped scores, which the tiled operator has not.
 local function with_scores(self, q, k, v)
   local a = self.arguments
   local samples, tokens, d = q.shape[1], q.shape[2], q.shape[4]
@@ -94,11 +94,7 @@ local function with_scores(self, q, k, v)
   local scores = op.matmul(by_heads(q, hk, group * tokens), keys, { transpose_b = true })
   if scores.dtype ~= "f32" then scores = op.cast(scores, { dtype = "f32" }) end
   local scale = a.score_scale or 1 / math.sqrt(d)
-  if a.score_cap then
-    scores = op.scale(op.tanh(op.scale(scores, { factor = scale / a.score_cap })), { factor = a.score_cap })
-  else
-    scores = op.scale(scores, { factor = scale })
-  end
+  scores = op.scale(op.tanh(op.scale(scores, { factor = scale / a.score_cap })), { factor = a.score_cap })
   scores = op.add(op.reshape(scores, { shape = { samples, hk, group, tokens, tokens } }), mask(self, samples, tokens))
   local shares = op.softmax(scores)
   if q.dtype ~= "f32" then shares = op.cast(shares, { dtype = q.dtype }) end
@@ -108,7 +104,14 @@ local function with_scores(self, q, k, v)
 end
 
 -- Is it what the operators with tiles and with a cache compute?
-local function is_plain(a) return not a.score_cap and not a.window end
+local function is_plain(a) return not a.score_cap end
+
+-- Keys that a token sees, on average over a row.
+local function keys_seen(a, context)
+  if not a.causal then return context end
+  local window = math.min(a.window or context, context)
+  return window * (1 - window / (2 * math.max(context, 1)))
+end
 
 --- nn.attention { width = , heads = }
 attention.attention = layer.define {
@@ -136,13 +139,12 @@ attention.attention = layer.define {
     { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
     { "score_cap", "number", "scores are cap · tanh(score / cap); memory grows with the square of the context",
       above = 0 },
-    { "window", "integer", "a token sees itself and those before it, so many in all; memory grows with the square of "
-      .. "the context", min = 1 },
+    { "window", "integer", "a token sees itself and those before it, so many in all", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
   check = function(a, report)
     attention.check_heads(a, report, "nn.attention")
-    if not a.causal and not is_plain(a) then
+    if not a.causal and (a.window or a.score_cap) then
       local name = a.window and "window" or "score_cap"
       report(name, ("nn.attention.%s needs causal = true"):format(name))
     end
@@ -156,12 +158,13 @@ attention.attention = layer.define {
       a.qk_norm ~= "none" and ", normed queries and keys" or "",
       a.window and (", window %d"):format(a.window) or "", a.score_cap and ", capped scores" or "")
   end,
-  flops = function(a, context) return 12 * context * a.heads * head_size(a) * (a.causal and 0.5 or 1) end,
+  flops = function(a, context) return 12 * keys_seen(a, context) * a.heads * head_size(a) end,
   children = function(a)
     local d, out_bias = head_size(a), a.out_bias
     if out_bias == nil then out_bias = a.bias end
     local list = {
-      { "qkv", basic.linear(a.width, (a.heads + 2 * kv_heads(a)) * d, { bias = a.bias }) },
+      { "qkv", basic.linear(a.width, (a.heads + 2 * kv_heads(a)) * d,
+        { bias = a.bias, parts = { a.heads * d, kv_heads(a) * d, kv_heads(a) * d } }) },
       { "out", basic.linear(a.heads * d, a.width, { bias = out_bias }), residual = "inherit" },
     }
     if a.qk_norm ~= "none" then
@@ -189,7 +192,7 @@ attention.attention = layer.define {
     elseif self.builder.cache and a.causal then y = cached(self, q, k, v)
     else
       local starts = self.builder:starts(samples, tokens)
-      local attributes = { causal = a.causal, scale = a.score_scale }
+      local attributes = { causal = a.causal, scale = a.score_scale, window = a.window }
       y = (starts and op.attention(q, k, v, starts, attributes) or op.attention(q, k, v, attributes))
     end
     y = self.out(op.reshape(y, { shape = { samples, tokens, hq * d } }))

@@ -3,7 +3,7 @@
 --
 -- A class of layers is a definition (see het.language.define) with these fields more:
 --
---   parameters  function(a): list of { name, shape, init =, projection =, deviation =, full = }
+--   parameters  function(a): list of { name, shape, ... } (Builder:parameter)
 --   children    function(a): list of { name, layer, residual = }; residual: its result goes where this layer's goes
 --   forward     function(self, x, ...): from values to a value. `self` has the arguments, the parameters as
 --               values, each child as a function by its name, and `self.builder`
@@ -114,8 +114,8 @@ end
 
 --- FLOPs of training on one token of a sequence of `context`: 6 for each element of each matrix that multiplies it
 -- (2 forward, 4 backward; 4 in all where it is not trained), and what attention does between tokens, 12 · context ·
--- heads · size of a head, halved where it is causal. This is the count of PaLM (Chowdhery et al. 2022, appendix B),
--- which does not halve; lookups, norms and recomputation count nothing.
+-- heads · size of a head, halved where it is causal and less with a window. This is the count of PaLM (Chowdhery et
+-- al. 2022, appendix B), which does not halve; lookups, norms and recomputation count nothing.
 function methods:training_flops(context)
   local total = 0
   self:walk(function(inner)
