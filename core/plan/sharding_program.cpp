@@ -50,10 +50,14 @@ class Propagation {
     program_.values.assign(graph_.values.size(), kReplicated);
     is_of_state_.assign(graph_.values.size(), false);
     is_gathered_.assign(graph_.values.size(), false);
+    is_normed_.assign(graph_.values.size(), false);
     uses_.assign(graph_.values.size(), 0);
     for (const Node& node : graph_.nodes)
       for (const ValueId id : node.inputs)
-        if (id != kAbsent) ++uses_[static_cast<size_t>(id)];
+        if (id != kAbsent) {
+          ++uses_[static_cast<size_t>(id)];
+          if (node.op->any_placement) is_normed_[static_cast<size_t>(id)] = true;
+        }
     for (const auto& [id, placement] : hints.given) program_.values[static_cast<size_t>(id)] = placement;
   }
 
@@ -160,6 +164,9 @@ class Propagation {
       if (once && (given != kReplicated || is_gathered_[static_cast<size_t>(node.inputs[i])]))
         return std::nullopt;
       if (way.inputs[i] == kPartial && leaves_layer(graph_, node.inputs[i], node)) return std::nullopt;
+      // A gradient is added up over micro-batches as the norm takes it: updates read the same sum.
+      const auto id = static_cast<size_t>(node.inputs[i]);
+      if (node.phase == Phase::update && is_normed_[id] && way.inputs[i] != wanted_[id]) return std::nullopt;
       if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) moved += *each;
     }
     for (size_t o = 0; o < node.outputs.size(); ++o) {
@@ -299,6 +306,7 @@ class Propagation {
   std::vector<PlacementId> wanted_;  // of values
   std::vector<bool> is_of_state_;    // values: made from state alone
   std::vector<bool> is_gathered_;    // values: with collectives for them alone
+  std::vector<bool> is_normed_;      // values: gradients that the global norm takes
   std::vector<int> uses_;            // of values, by nodes
   std::vector<bool> read_in_step_;   // values: by nodes of the forward and backward passes, or as an output
   std::map<ValueId, std::vector<size_t>> of_value_;  // conversions, by index

@@ -167,6 +167,10 @@ void RankAssigner::find_holders() {
         updated_[graph_.values[parameter].name] = parameter;
       }
   }
+  // Of a sum that no update is made from no rank would count the squares.
+  for (const Node& node : graph_.nodes)
+    if (node.op->any_placement && node.phase == Phase::update)
+      for (const ValueId sum : sums_behind(node)) HET_REQUIRE(parameter_of_.count(sum) != 0, sum);
   for (size_t p = 0; p < plan_.pipelines.size(); ++p) {
     const std::vector<int>& stages = stages_[p];
     const auto hold = [&](ValueId parameter, int stage) {
@@ -285,22 +289,30 @@ void RankAssigner::find_deferred(RankAssignment& assignment) const {
   }
 }
 
-std::set<ValueId> RankAssigner::sums_behind(const Node& update) const {
-  std::set<ValueId> sums;
-  for (const ValueId id : update.inputs)
-    if (id != kAbsent && !is_state(graph_.values[id])) sums_behind(id, sums);
-  return sums;
+template <typename GoesOn>
+void RankAssigner::look_behind(std::vector<ValueId> values, const GoesOn& goes_on) const {
+  std::set<ValueId> seen(values.begin(), values.end());
+  while (!values.empty()) {
+    const ValueId id = values.back();
+    values.pop_back();
+    const NodeId producer = graph_.values[id].producer;
+    if (!goes_on(id) || producer < 0 || graph_.nodes[producer].op->any_placement) continue;
+    for (const ValueId input : graph_.nodes[producer].inputs)
+      if (input != kAbsent && seen.insert(input).second) values.push_back(input);
+  }
 }
 
-void RankAssigner::sums_behind(ValueId id, std::set<ValueId>& found) const {
-  if (sums_.count(id) != 0) {
-    found.insert(id);
-    return;
-  }
-  const NodeId producer = graph_.values[id].producer;
-  if (producer < 0 || graph_.nodes[producer].op->any_placement) return;
-  for (const ValueId input : graph_.nodes[producer].inputs)
-    if (input != kAbsent) sums_behind(input, found);
+std::set<ValueId> RankAssigner::sums_behind(const Node& update) const {
+  std::vector<ValueId> values;
+  for (const ValueId id : update.inputs)
+    if (id != kAbsent && !is_state(graph_.values[id])) values.push_back(id);
+  std::set<ValueId> sums;
+  look_behind(std::move(values), [&](ValueId id) {
+    if (sums_.count(id) == 0) return true;
+    sums.insert(id);
+    return false;
+  });
+  return sums;
 }
 
 std::vector<ValueId> RankAssigner::parameters_behind(const Node& update) const {
@@ -312,12 +324,16 @@ std::vector<ValueId> RankAssigner::parameters_behind(const Node& update) const {
   return parameters;
 }
 
-void RankAssigner::parameters_read(ValueId id, std::set<ValueId>& found) const {
-  if (holders_.count(id) != 0) found.insert(id);
-  const NodeId producer = graph_.values[id].producer;
-  if (producer < 0 || graph_.nodes[producer].op->any_placement) return;
-  for (const ValueId input : graph_.nodes[producer].inputs)
-    if (input != kAbsent) parameters_read(input, found);
+std::set<ValueId> RankAssigner::parameters_read(const Node& node) const {
+  std::vector<ValueId> values;
+  for (const ValueId id : node.inputs)
+    if (id != kAbsent) values.push_back(id);
+  std::set<ValueId> parameters;
+  look_behind(std::move(values), [&](ValueId id) {
+    if (holders_.count(id) != 0) parameters.insert(id);
+    return true;
+  });
+  return parameters;
 }
 
 bool RankAssigner::updates_here(const Node& update, const RankAssignment& assignment, int tensor) const {
@@ -326,9 +342,7 @@ bool RankAssigner::updates_here(const Node& update, const RankAssignment& assign
   if (!updated.empty())
     return std::all_of(updated.begin(), updated.end(),
                        [&](ValueId id) { return holds(id) && !kept_elsewhere(assignment, id); });
-  std::set<ValueId> read;
-  for (const ValueId id : update.inputs)
-    if (id != kAbsent) parameters_read(id, read);
+  const std::set<ValueId> read = parameters_read(update);
   return read.empty() || std::any_of(read.begin(), read.end(), holds);
 }
 

@@ -153,15 +153,19 @@ class RankAssigner {
   // Of a split backward: the nodes that no earlier stage waits for.
   void find_deferred(RankAssignment& assignment) const;
 
-  // The sums that an update of a parameter is computed from; the global norm's own operands are no reason.
+  // Calls goes_on(id) once for each of these values, and for what it returns true for also of those that they
+  // are computed from; the global norm's own operands are no reason.
+  template <typename GoesOn>
+  void look_behind(std::vector<ValueId> values, const GoesOn& goes_on) const;
+  // The sums that an update of a parameter is computed from.
   std::set<ValueId> sums_behind(const Node& update) const;
-  void sums_behind(ValueId id, std::set<ValueId>& found) const;
 
   // The parameters that a node of the update writes; of one that writes other state alone, those that are
   // updated from its gradients.
   std::vector<ValueId> parameters_behind(const Node& update) const;
-  // The trained parameters that a value is computed from without gradients, as an average of parameters is.
-  void parameters_read(ValueId id, std::set<ValueId>& found) const;
+  // The trained parameters that a node's operands are computed from without gradients, as an average of
+  // parameters is.
+  std::set<ValueId> parameters_read(const Node& node) const;
   // Whether a rank runs a node that writes state in place: it holds the parameters that this belongs to.
   bool updates_here(const Node& update, const RankAssignment& assignment, int tensor) const;
 
