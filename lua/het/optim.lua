@@ -104,6 +104,25 @@ function Optimizer:decay_of(parameter)
   return #parameter.shape >= 2 and self.arguments.weight_decay or 0
 end
 
+-- One operator for each parameter.
+local function adamw(self, graph, parameter, gradient, inputs)
+  local m = graph:buffer("adamw.m." .. parameter.name, "f32", parameter.shape)
+  local v = graph:buffer("adamw.v." .. parameter.name, "f32", parameter.shape)
+  op.adamw(parameter.value, m, v, gradient, inputs.lr, inputs.step, inputs.coefficient, {
+    beta1 = self.arguments.beta1, beta2 = self.arguments.beta2, eps = self.arguments.eps,
+    weight_decay = self:decay_of(parameter),
+  })
+end
+
+--- What searches of sharding programs take for this optimizer: AdamW for one that is written with operators. How the
+-- model is cut is decided, not how each operator of an update runs.
+function Optimizer:for_search()
+  if not self.composed then return self end
+  local a = { beta1 = 0.9, beta2 = 0.999, eps = 1e-8 }
+  for _, name in ipairs { "lr", "weight_decay", "decay", "clip", "rounding" } do a[name] = self.arguments[name] end
+  return setmetatable({ name = "adamw", arguments = a, update = adamw }, Optimizer)
+end
+
 local common = {
   { "lr", "number|schedule|function", "learning rate, a schedule of it, or a function(step, steps) that returns it",
     required = true, above = 0 },
@@ -131,7 +150,8 @@ local function check_decay(name)
 end
 
 -- `average`: function(arguments): how het.train.average finds the average that it keeps of a parameter; nil of others.
-local function optimizer(name, sentence, fields, update, example, average)
+-- `is_composed`: its update is written with operators.
+local function optimizer(name, sentence, fields, update, example, average, is_composed)
   local all = { unpack(common) }
   for _, field in ipairs(fields) do all[#all + 1] = field end
   optim[name] = define.constructor {
@@ -139,7 +159,8 @@ local function optimizer(name, sentence, fields, update, example, average)
     example = example or ("optim.%s { lr = 1e-3, clip = 1.0 }"):format(name),
     check = check_decay("optim." .. name),
     build = function(a)
-      return setmetatable({ name = name, arguments = a, update = update, average = average and average(a) }, Optimizer)
+      return setmetatable({ name = name, arguments = a, update = update, average = average and average(a),
+        composed = is_composed }, Optimizer)
     end,
   }
 end
@@ -148,14 +169,7 @@ optimizer("adamw", "AdamW (Loshchilov and Hutter 2019), in f32.", {
   { "beta1", "number", "decay of the mean of gradients", default = 0.9, min = 0, below = 1 },
   { "beta2", "number", "decay of the mean of their squares", default = 0.999, min = 0, below = 1 },
   { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
-}, function(self, graph, parameter, gradient, inputs)
-  local m = graph:buffer("adamw.m." .. parameter.name, "f32", parameter.shape)
-  local v = graph:buffer("adamw.v." .. parameter.name, "f32", parameter.shape)
-  op.adamw(parameter.value, m, v, gradient, inputs.lr, inputs.step, inputs.coefficient, {
-    beta1 = self.arguments.beta1, beta2 = self.arguments.beta2, eps = self.arguments.eps,
-    weight_decay = self:decay_of(parameter),
-  })
-end)
+}, adamw)
 
 optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
   { "momentum", "number", "share of the last update that is kept", default = 0, min = 0, below = 1 },
@@ -174,7 +188,8 @@ local function step_of(self, graph, parameter, gradient, inputs)
   local step = {
     param = parameter.value, gradient = op.mul(gradient, inputs.coefficient), lr = inputs.lr,
     count = op.cast(inputs.step, { dtype = "f32" }), decay = self:decay_of(parameter), name = parameter.name,
-    shape = parameter.shape, lookup = parameter.lookup or false, precision = inputs.precision,
+    shape = parameter.shape, lookup = parameter.traits.lookup or false, parts = parameter.traits.parts,
+    stacked = parameter.traits.stacked or false, precision = inputs.precision,
   }
   function step.state(name, shape)
     define.expect("state: name", name, "string")
@@ -211,7 +226,7 @@ local function composed(name, sentence, fields, update, example, average)
   optimizer(name, sentence, fields, function(self, graph, parameter, gradient, inputs)
     local step, kept = step_of(self, graph, parameter, gradient, inputs)
     write_back(self, step, kept, update(self, step), inputs.coefficient)
-  end, example, average)
+  end, example, average, true)
 end
 
 local function beta(name, doc, default) return { name, "number", doc, default = default, min = 0, below = 1 } end
@@ -229,11 +244,13 @@ composed("adafactor", "Adafactor (Shazeer and Stern 2018): of a matrix it keeps 
   { "eps", "number", "least size of a parameter, which its steps are relative to", default = 1e-3, above = 0 },
 }, updates.adafactor)
 
-composed("muon", "Muon (Jordan et al. 2024): the momentum of a hidden matrix made orthogonal; AdamW for embeddings, "
-  .. "vectors and what `others` names.", {
+composed("muon", "Muon (Jordan et al. 2024): makes the momentum of each hidden matrix orthogonal, experts and queries, "
+  .. "keys and values one by one; AdamW for embeddings, vectors and what `others` names.", {
   beta("momentum", "decay of the mean of gradients", 0.95),
   { "nesterov", "boolean", "look ahead along the momentum (Nesterov)", default = true },
   { "iterations", "integer", "Newton-Schulz iterations", default = 5, min = 1, max = 20 },
+  { "split", "boolean", "one by one what is stored in one parameter, as queries, keys and values are (nn.linear: "
+    .. "`parts`)", default = true },
   { "adjust", "string", "steps of an n × m matrix are larger by √max(1, n / m) (original), or as large as AdamW's "
     .. "(adamw)", default = "adamw", choices = { "adamw", "original" } },
   { "others", "list", "Lua patterns of names of matrices that AdamW changes", default = { "^head", "classifier" } },

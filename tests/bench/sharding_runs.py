@@ -78,7 +78,7 @@ def measure(hetrun, folder, workload, nodes, batch, links, trials):
     code, out, err = run([*words, '--policy=auto'], folder)
     if code == 0:
         auto = json.loads(out.splitlines()[-1])
-        plans['auto'] = (auto['lua'], auto['report']['step_seconds'])
+        plans['auto'] = (auto['lua'], auto['step_seconds'])
     else:
         say(failure([*words, '--policy=auto'], code, out, err))
     taken, found = {}, {}

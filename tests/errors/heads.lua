@@ -8,7 +8,8 @@ local model = nn.sequential {
     heads = 10,
     casual = true,
   },
-  nn.linear(768, 100),
+  nn.linear { inputs = 768, outputs = 100, parts = { 50, 40 } },
+  nn.linear { inputs = 768, outputs = 100, parts = { 99.5, 0.5 } },
 }
 return het.train {
   model = model,

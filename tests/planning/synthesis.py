@@ -141,6 +141,7 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.assertIn('sharding = ', answer['lua'])
         self.assertNotIn('sharding = ', answer['pipelines_lua'])
         self.assertLess(programs['step_seconds'], 0.98 * programs['rival_seconds'])
+        self.assertEqual(answer['step_seconds'], programs['step_seconds'])
         self.assertEqual(programs['step_seconds'], min(each['step_seconds'] for each in programs['candidates'] if each['fits']))
         self.assertRegex(self.hetrun('plan', 'images.lua', '--cluster=slow.lua')[0], r'and with a sharding program\n.* times faster')
         self.assertNotIn('programs', self.json_of('plan', 'images.lua', '--cluster=slow.lua', '--without=sharding_programs'))
@@ -149,6 +150,25 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         together = self.losses('images.lua', '--workers=3')
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-5)
+
+    def test_optimizers_that_are_written_with_operators(self):
+        # The search takes one operator for each update: it ends at once, and the program runs with the real one.
+        recipe = '''local het = require "het"
+local corpus = het.data.masked { path = "text.txt", tokenizer = "char", holdout = 0 }
+return het.train { model = het.nn.bert { vocab = corpus.vocab, context = 16, width = 32, layers = 2, heads = 4 }, data = corpus,
+  batch = 12, steps = 3, optimizer = het.optim.%s { lr = 1e-2, clip = 0.5 }, plan = %s }
+'''
+        (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 100)
+        for optimizer in ('lion', 'adafactor', 'muon'):
+            with self.subTest(optimizer=optimizer):
+                (self.folder / 'own.lua').write_text(recipe % (optimizer, 'nil'))
+                answer = self.json_of('plan', 'own.lua', '--cluster=fast.lua', '--policy=hap')
+                said = self.hetrun('plan', 'own.lua', '--cluster=fast.lua', '--policy=hap')[0]
+                self.assertIn(f"here the update of optim.{optimizer} takes what AdamW's does", said)
+                alone = self.losses('own.lua')
+                (self.folder / 'own.lua').write_text(recipe % (optimizer, answer['lua']))
+                for one, other in zip(alone, self.losses('own.lua', '--workers=3'), strict=True):
+                    self.assertAlmostEqual(one, other, delta=1e-5 * one)
 
     def test_such_plans_are_simulated(self):
         report = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')
@@ -199,6 +219,7 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.assertNotIn('pipelines_lua', answer)
         programs = answer['programs']
         self.assertGreater(programs['step_seconds'], 0.98 * programs['rival_seconds'])
+        self.assertEqual(answer['step_seconds'], programs['rival_seconds'])
 
     def test_micro_batches_of_few_samples_among_very_unlike_devices(self):
         """The shares that suit a large micro-batch may leave a slow device nothing of a small one."""

@@ -37,6 +37,13 @@ def llama():
         attn_implementation='eager'))
 
 
+def mixtral():
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False,
+        sliding_window=None, attn_implementation='eager'))
+
+
 def bert():
     return transformers.BertForMaskedLM(transformers.BertConfig(
         vocab_size=257, max_position_embeddings=CONTEXT, hidden_size=48, intermediate_size=96, num_hidden_layers=3,

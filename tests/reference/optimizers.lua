@@ -27,6 +27,7 @@ local optimizers = {
   lion = optim.lion { lr = 3e-4, weight_decay = 0.3, clip = 1 },
   adafactor = optim.adafactor { lr = 1e-2, weight_decay = 0.1, clip = 1 },
   muon = optim.muon { lr = 2e-3, weight_decay = 0.1, clip = 1 },
+  muon_whole = optim.muon { lr = 2e-3, weight_decay = 0.1, clip = 1, split = false },
   -- A rate that a function says.
   rate = optim.adamw { lr = function(step, steps) return 1e-3 * (1 - (step - 1) / steps) end, beta2 = 0.95, clip = 1,
     weight_decay = 0.1 },

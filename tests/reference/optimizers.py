@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The optimizers that are written with operators against PyTorch's, on a small GPT-2: optimizers.py HETRUN [unittest arguments].
+"""The optimizers that are written with operators against PyTorch's, on small models: optimizers.py HETRUN [unittest arguments].
 
 Losses of 50 steps agree to 1e-4 at every step, of one rank, and of two that divide the optimizer's state, each layer or the layers.
-Lion is not in PyTorch: its formula is written out here. PyTorch's Muon multiplies in bf16: here in f32, as hetrun does in f32.
+Lion is not in PyTorch: its formula is written out here. PyTorch's Muon multiplies in bf16: here in f32, as hetrun does in f32. It takes
+matrices alone: the experts of a layer, which transformers keeps in one tensor, are given to it one by one.
 """
 import json
 import math
@@ -67,6 +68,29 @@ def orthogonal(grad, coefficients, steps, eps):
     return x.T if grad.size(0) > grad.size(1) else x
 
 
+def matrices(name, p):
+    """The matrices of a parameter, as parameters of the same memory; `refresh` gives them their gradients."""
+    if p.dim() == 2:
+        return [p]
+    found = []
+    for e in range(len(p)):
+        # Of gates and what they are multiplied by, which lie one below the other.
+        bounds = [(0, p.shape[1] // 2), (p.shape[1] // 2, p.shape[1])] if 'gate_up' in name else [(0, p.shape[1])]
+        for first, last in bounds:
+            matrix = torch.nn.Parameter(p.detach()[e, first:last])
+            matrix.whole = lambda p=p, e=e, first=first, last=last: p.grad[e, first:last]
+            found.append(matrix)
+    return found
+
+
+def refresh(optimizers):
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group['params']:
+                if hasattr(p, 'whole'):
+                    p.grad = p.whole()
+
+
 def make(name, model):
     """The optimizers of the model's parameters, as optimizers.lua sets them, and the rate of each step relative to the first."""
     def groups(parameters, decay):
@@ -82,8 +106,9 @@ def make(name, model):
         return [Lion(groups(everything, 0.3), lr=3e-4)]
     if name == 'adafactor':
         return [torch.optim.Adafactor(groups(everything, 0.1), lr=1e-2)]
-    hidden = [p for n, p in model.named_parameters() if p.dim() == 2 and '.h.' in n]
-    others = [p for p in everything if not any(p is h for h in hidden)]
+    blocks = {n: p for n, p in model.named_parameters() if p.dim() >= 2 and ('.h.' in n or '.layers.' in n)}
+    others = [p for p in everything if not any(p is b for b in blocks.values())]
+    hidden = [m for n, p in blocks.items() for m in matrices(n, p)]
     return [torch.optim.Muon(hidden, lr=2e-3, weight_decay=0.1, momentum=0.95, adjust_lr_fn='match_rms_adamw'),
             torch.optim.AdamW(groups(others, 0.1), lr=2e-3, betas=(0.9, 0.95), eps=1e-8)]
 
@@ -96,24 +121,26 @@ class Optimizers(unittest.TestCase):
         cls.folder = pathlib.Path(temporary.name)
         steps = np.random.default_rng(0).integers(1, 4, 20000).cumsum()
         (steps % models.VOCABULARY).astype(np.uint16).tofile(cls.folder / 'tokens.bin')
-        torch.manual_seed(7)
-        models.gpt2(heads=4).save_pretrained(cls.folder / 'start')
-        cls.hetrun('batches.lua', f'--context={models.CONTEXT}', f'--steps={STEPS}', f'--out={cls.folder}/batches.json')
+        for name, start in (('gpt2', lambda: models.gpt2(heads=4)), ('llama', models.llama), ('mixtral', models.mixtral)):
+            torch.manual_seed(7)
+            start().save_pretrained(cls.folder / name)
+        cls.hetrun('batches.lua', f'--context={models.CONTEXT}', f'--steps={STEPS}', f'--out={cls.folder}/batches.json',
+                   f'--folder={cls.folder}/gpt2')
         cls.batches = json.loads((cls.folder / 'batches.json').read_text())
 
     @classmethod
     def hetrun(cls, recipe, *words, before=()):
         done = subprocess.run([models.HETRUN, *before, str(models.HERE / recipe), *words, f'--tokens={cls.folder}/tokens.bin',
-                               f'--folder={cls.folder}/start', '--trust', '--quiet'], cwd=cls.folder, capture_output=True, text=True,
-                              check=False)
+                               '--trust', '--quiet'], cwd=cls.folder, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise AssertionError(done.stdout + done.stderr)
 
-    def ours(self, name, plan):
+    def ours(self, name, plan, model='gpt2'):
         metrics = self.folder / 'metrics.jsonl'
         metrics.unlink(missing_ok=True)
         self.hetrun('optimizers.lua', f'--steps={STEPS}', f'--optimizer={name}', f'--plan={plan}', f'--metrics={metrics}',
-                    f'--save={self.folder}/{name}_{plan}', before=() if plan == 'one' else ('--workers', '2'))
+                    f'--folder={self.folder}/{model}', f'--save={self.folder}/{name}_{model}_{plan}',
+                    before=() if plan == 'one' else ('--workers', '2'))
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         return np.array([line['loss'] for line in lines if 'loss' in line])
 
@@ -122,9 +149,12 @@ class Optimizers(unittest.TestCase):
         labels = torch.tensor(self.batches['labels'][step])
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    def theirs(self, name):
+    def load(self, folder):
+        return models.transformers.AutoModelForCausalLM.from_pretrained(self.folder / folder, attn_implementation='eager')
+
+    def theirs(self, name, start):
         """The losses of the steps, and the model that is evaluated after them."""
-        model = models.transformers.GPT2LMHeadModel.from_pretrained(self.folder / 'start', attn_implementation='eager')
+        model = self.load(start)
         losses = []
         optimizers = make(name, model)
         averaged = torch.optim.swa_utils.AveragedModel(
@@ -134,6 +164,7 @@ class Optimizers(unittest.TestCase):
             model.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            refresh(optimizers)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     if name == 'rate':
@@ -150,20 +181,20 @@ class Optimizers(unittest.TestCase):
                     p.copy_(optimizers[0].state[p]['x'])
         return np.array(losses), averaged.module if averaged else model
 
-    def check(self, name):
-        theirs, model = self.theirs(name)
+    def check(self, name, start='gpt2'):
+        theirs, model = self.theirs(name, start)
         with torch.no_grad():
             last = self.loss_of(model, -1).item()
         self.assertLess(theirs[-1], 0.9 * theirs[0])
         for plan in ('one', 'zero', 'tensor', 'pipeline'):
             with self.subTest(plan=plan):
-                ours = self.ours(name, plan)
+                ours = self.ours(name, plan, start)
                 self.assertEqual(len(ours), STEPS)
                 worst = np.abs(ours / theirs - 1).max()
-                print(f'{name}, {plan}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}, worst relative difference {worst:.1e}')
+                print(f'{name} of {start}, {plan}: losses {theirs[0]:.4f} to {theirs[-1]:.4f}, worst relative difference '
+                      f'{worst:.1e}')
                 self.assertLess(worst, 1e-4)
-                saved = models.transformers.GPT2LMHeadModel.from_pretrained(self.folder / f'{name}_{plan}',
-                                                                            attn_implementation='eager')
+                saved = self.load(f'{name}_{start}_{plan}')
                 with torch.no_grad():
                     self.assertLess(abs(self.loss_of(saved, -1).item() / last - 1), 1e-4)
 
@@ -174,9 +205,7 @@ class Optimizers(unittest.TestCase):
         self.check('ema')
         self.ours('adamw', 'one')
         with torch.no_grad():   # which is another model than the one that is trained
-            trained, averaged = (
-                self.loss_of(models.transformers.GPT2LMHeadModel.from_pretrained(self.folder / folder), -1).item()
-                for folder in ('adamw_one', 'ema_one'))
+            trained, averaged = (self.loss_of(self.load(folder), -1).item() for folder in ('adamw_gpt2_one', 'ema_gpt2_one'))
         self.assertGreater(abs(averaged / trained - 1), 1e-3)
 
     def test_schedule_free(self):
@@ -191,11 +220,20 @@ class Optimizers(unittest.TestCase):
     def test_adafactor(self):
         self.check('adafactor')
 
-    def test_muon(self):
+    def check_muon(self, name, start):
         if not hasattr(torch.optim, 'Muon'):
             self.skipTest('this PyTorch has no Muon')
         torch.optim._muon._zeropower_via_newtonschulz = orthogonal
-        self.check('muon')
+        self.check(name, start)
+
+    def test_muon(self):
+        self.check_muon('muon', 'llama')   # which keeps queries, keys and values apart, as Muon does
+
+    def test_muon_of_whole_parameters(self):
+        self.check_muon('muon_whole', 'gpt2')
+
+    def test_muon_of_experts(self):
+        self.check_muon('muon', 'mixtral')
 
 
 if __name__ == '__main__':

@@ -36,15 +36,16 @@ function adapter.with_parameters(list, adapters)
     if own then
       local a, b = adapter.names(part)
       local shape_a, shape_b = { own.rank, own.inputs }, { own.outputs, own.rank }
-      if own.experts then
+      local stacked = own.experts ~= nil
+      if stacked then
         table.insert(shape_a, 1, own.experts)
         table.insert(shape_b, 1, own.experts)
       end
       if not own.shares then
         list[#list + 1] = { a, shape_a, init = { kind = "uniform", scale = 1 / math.sqrt(own.inputs) },
-          beside = own.beside, tied = own.beside ~= nil or nil }
+          beside = own.beside, tied = own.beside ~= nil or nil, stacked = stacked }
       end
-      list[#list + 1] = { b, shape_b, init = "zeros" }
+      list[#list + 1] = { b, shape_b, init = "zeros", stacked = stacked }
     end
   end
   return list

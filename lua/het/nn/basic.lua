@@ -6,6 +6,22 @@ local text = require "het.text"
 
 local basic = {}
 
+-- Parts of a weight are whole numbers of rows, and all of them together.
+local function check_parts(a, report)
+  if not a.parts then return end
+  local sum = 0
+  for i, rows in ipairs(a.parts) do
+    if type(rows) ~= "number" or rows < 1 or rows % 1 ~= 0 then
+      return report("parts", ("nn.linear.parts: item %d is %s; a whole number of rows is needed"):format(i,
+        text.value(rows)))
+    end
+    sum = sum + rows
+  end
+  if sum ~= a.outputs then
+    report("parts", ("nn.linear.parts = %s are %d rows; outputs = %d"):format(text.shape(a.parts), sum, a.outputs))
+  end
+end
+
 --- nn.linear(inputs, outputs)
 basic.linear = layer.define {
   name = "nn.linear",
@@ -18,11 +34,14 @@ basic.linear = layer.define {
     { "bias", "boolean", "add a bias", default = true },
     { "deviation", "number", "standard deviation of the first weights (default: the model's, or 1/√inputs)",
       above = 0 },
+    { "parts", "list", "rows of each matrix in the weight, as { 512, 128, 128 } of queries, keys and values "
+      .. "(default: one)" },
   },
+  check = check_parts,
   pointwise = true,
   show = function(a) return ("%d → %d%s"):format(a.inputs, a.outputs, a.bias and "" or ", no bias") end,
   parameters = function(a)
-    local list = { { "weight", { a.outputs, a.inputs }, projection = true, deviation = a.deviation } }
+    local list = { { "weight", { a.outputs, a.inputs }, projection = true, deviation = a.deviation, parts = a.parts } }
     if a.bias then list[2] = { "bias", { a.outputs } } end
     return list
   end,

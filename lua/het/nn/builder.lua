@@ -44,7 +44,7 @@ function builder.new(settings)
     layers = {},          -- by name, the layers that were begun
     reference = false,    -- a reference is built: nothing of it is trained
     figures = {},         -- names of outputs that a recipe's loss has beside the loss
-    lookup = {},          -- names of tables of embeddings
+    traits = {},          -- by name, what optimizers ask of a parameter: { lookup =, parts =, stacked = }
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
     projecting = false,   -- the layer being built writes into the residual stream
@@ -162,8 +162,10 @@ local function initial(self, parameter)
 end
 
 --- A parameter of the layer being built, as the layer computes with it.
--- @tparam table parameter { name, shape, init =, projection =, deviation =, full =, frozen =, beside = }; `full` keeps
--- it f32 always; `beside`: it is that of the layer of this name beside the one being built
+-- @tparam table parameter { name, shape, init =, projection =, deviation =, full =, frozen =, beside =, lookup =,
+-- parts =, stacked = }; `full` keeps it f32 always; `beside`: it is that of the layer of this name beside the one being
+-- built; `lookup`: a table of embeddings; `parts`: the rows of each matrix in it; `stacked`: it is as many matrices as
+-- its first dimension says
 -- @string[opt] path the layer's path, default the one being built
 -- @tparam[opt] table hints of the layer, by parameter: { [mesh axis] = dimension, -1 for none }
 function Builder:parameter(parameter, path, hints)
@@ -177,7 +179,8 @@ function Builder:parameter(parameter, path, hints)
     self.given[name] = given(parameter, name, dtype)
     local value = self.graph:parameter(name, dtype, parameter[2], initial(self, parameter),
       hints and hints[parameter[1]], self.given[name])
-    self.frozen[name], self.lookup[name] = frozen, parameter.lookup
+    self.frozen[name] = frozen
+    self.traits[name] = { lookup = parameter.lookup, parts = parameter.parts, stacked = parameter.stacked }
     if self.in_place_of then value = self.in_place_of(self, name, value, parameter[2]) end
     if dtype ~= computed then value = copy_of(self, value, name) end
     self.values[name] = value

@@ -68,10 +68,10 @@ experts.experts = layer.define {
   parameters = function(a)
     local list = {
       { "gate", { a.experts, a.width }, full = true },
-      { "up", { a.experts, hidden_of(a), a.width } },
-      { "down", { a.experts, a.width, hidden_of(a) }, projection = true },
+      { "up", { a.experts, hidden_of(a), a.width }, stacked = true },
+      { "down", { a.experts, a.width, hidden_of(a) }, projection = true, stacked = true },
     }
-    if a.gated then list[#list + 1] = { "side", { a.experts, hidden_of(a), a.width } } end
+    if a.gated then list[#list + 1] = { "side", { a.experts, hidden_of(a), a.width }, stacked = true } end
     return list
   end,
   forward = function(self, x)

@@ -2,7 +2,8 @@
 --   param, gradient  values in f32 of the parameter's shape; the gradient is clipped
 --   lr, count        scalars: the learning rate, and the number of the step from 1 in f32
 --   decay            the weight decay of this parameter
---   name, shape      of the parameter; lookup: it is a table of embeddings
+--   name, shape      of the parameter; lookup: it is a table of embeddings; parts: rows of each matrix that is stored
+--                    in it; stacked: its first dimension counts matrices
 --   precision        of the run
 --   state(name[, shape])  a value that is kept from step to step, zeros at first, of the parameter's shape by default
 -- Each returns the new values by name: `param`, and those of its state. They are written where the gradient is finite,
@@ -75,10 +76,10 @@ function updates.adafactor(self, step)
 end
 
 -- The nearest matrix with equal singular values, about: Newton-Schulz iterations of degree 5 with Jordan's coefficients
--- (2024). `x` is [n, m]; products are computed in `precision`.
+-- (2024). `x` is [n, m], or [count, n, m] of several matrices; products are computed in `precision`.
 local function orthogonal(x, iterations, precision)
-  local n, m = unpack(x.shape)
-  local norm = op.sqrt(op.sum(op.square(x)))
+  local n, m = x.shape[#x.shape - 1], x.shape[#x.shape]
+  local norm = op.sqrt(op.sum(op.square(x), { dims = { -2, -1 }, keep = true }))
   x = op.cast(op.div(x, op.clamp_min(norm, { bound = 1e-7 })), { dtype = precision })
   local wide = n <= m
   for _ = 1, iterations do
@@ -99,13 +100,20 @@ local function adamw(a, step, lr)
   return new
 end
 
--- Is it one of the hidden matrices?
+-- Is it one of the hidden matrices, or several?
 local function is_hidden(a, step)
-  if #step.shape ~= 2 or step.lookup then return false end
+  if #step.shape ~= (step.stacked and 3 or 2) or step.lookup then return false end
   for _, pattern in ipairs(a.others) do
     if step.name:find(pattern) then return false end
   end
   return true
+end
+
+-- What Muon changes a matrix by at a rate of 1, or each of a stack of matrices.
+local function muon_direction(a, x, precision)
+  local n, m = x.shape[#x.shape - 1], x.shape[#x.shape]
+  local size = a.adjust == "adamw" and 0.2 * math.sqrt(math.max(n, m)) or math.sqrt(math.max(1, n / m))
+  return scaled(orthogonal(x, a.iterations, precision), size)
 end
 
 --- Muon (Jordan et al. 2024), as torch.optim.Muon: momentum with equal singular values. AdamW for the rest.
@@ -114,9 +122,14 @@ function updates.muon(self, step)
   if not is_hidden(a, step) then return adamw(a, step, scaled(step.lr, a.others_rate)) end
   local momentum = average(a.momentum, step.state "momentum", step.gradient)
   local ahead = a.nesterov and average(a.momentum, momentum, step.gradient) or momentum
-  local n, m = unpack(step.shape)
-  local size = a.adjust == "adamw" and 0.2 * math.sqrt(math.max(n, m)) or math.sqrt(math.max(1, n / m))
-  return { param = moved(step, scaled(orthogonal(ahead, a.iterations, step.precision), size)), momentum = momentum }
+  local directions = a.split and step.parts and { op.split(ahead, { dim = 0, sizes = step.parts }) } or { ahead }
+  for i, part in ipairs(directions) do directions[i] = muon_direction(a, part, step.precision) end
+  local direction = directions[1]
+  if #directions > 1 then
+    directions[#directions + 1] = { dim = 0 }
+    direction = op.concat(unpack(directions))
+  end
+  return { param = moved(step, direction), momentum = momentum }
 end
 
 -- Of schedule-free optimizers: how much of x the last point z is, from the sum of the squared rates of all steps and

@@ -220,6 +220,12 @@ local function waits_for(under_way, go_on, result)
   end, under_way
 end
 
+-- What simulations of sharding programs leave out, as a line; "" where that is nothing.
+local function of_update(run)
+  local optimizer = run.arguments.optimizer
+  return optimizer.composed and ("here the update of optim.%s takes what AdamW's does\n"):format(optimizer.name) or ""
+end
+
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
 -- as they gain.
 -- Returns two functions, as planning.begin.
@@ -230,7 +236,7 @@ local function begin_hap(run, cluster, given)
     errors.usage("microbatch = %d does not divide batch = %d", microbatch, batch)
   end
   local function begin()
-    return native.synthesise((run:graph_of_sample(microbatch)), { cluster = cluster, microbatch = microbatch,
+    return native.synthesise(run:graph_for_search(microbatch), { cluster = cluster, microbatch = microbatch,
       microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains, check = given.check })
   end
   local planned, best = begin(), nil
@@ -244,7 +250,10 @@ local function begin_hap(run, cluster, given)
     microbatch = microbatch / 2
     planned = not is_best and begin() or nil
   end
-  return waits_for(function() return planned end, go_on, function() return best end)
+  return waits_for(function() return planned end, go_on, function()
+    best.text = best.text .. of_update(run)
+    return best
+  end)
 end
 
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
@@ -272,7 +281,7 @@ local function begin_programs(run, cluster, answer, pipelines)
   local plan = planning.from_lua(answer.lua)
   local batch, graphs = run.arguments.batch, {}
   for i, size in ipairs(sizes_of(batch, plan.microbatch, pipelines and 8 or 2)) do
-    graphs[i] = { size, (run:graph_of_sample(size)) }
+    graphs[i] = { size, run:graph_for_search(size) }
   end
   return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan, pipelines = pipelines })
 end
@@ -288,14 +297,14 @@ end
 
 -- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ. `report`
 -- stays that of the pipelines.
-local function better_of(answer, found)
+local function better_of(run, answer, found)
   if found.rival_seconds == 0 then return answer end
-  answer.programs = found
+  answer.programs, answer.step_seconds = found, found.rival_seconds
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
   answer.text = answer.text .. ("simulated from the programs of all ranks the plan above takes %s a step, and with a "
-    .. "sharding program\n  %s: %s, %.2f times faster\n"):format(native.show_seconds(found.rival_seconds), found.name,
-    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds)
-  answer.pipelines_lua, answer.lua = answer.lua, found.lua
+    .. "sharding program\n  %s: %s, %.2f times faster\n%s"):format(native.show_seconds(found.rival_seconds), found.name,
+    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds, of_update(run))
+  answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
   answer.cheaper = nil   -- beside the pipelines
   return answer
 end
@@ -308,8 +317,9 @@ end
 -- leaves the cores to others most of the time
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
--- native.sharded_stages found); where `lua` is such a plan, pipelines_lua, which `plan` and `report` are of; fallbacks
--- (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+-- native.sharded_stages found) with step_seconds of the plan in `lua`, from the programs of all ranks; where `lua` is
+-- such a plan, pipelines_lua, which `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems,
+-- lua, plan, report) and fallbacks_text
 -- @treturn function that waits a moment, or as many seconds as it is given, and returns whether the first one returns
 -- at once
 -- @treturn function that returns the thread under way, with `:hurry()`, which ends `gentle`, and `:give_up()`; nil
@@ -334,7 +344,7 @@ function planning.begin(run, cluster, given)
     else
       found, planned = joined(found, planned:wait()), nil
     end
-    if not planned and found then answer, found = better_of(answer, found), nil end
+    if not planned and found then answer, found = better_of(run, answer, found), nil end
   end
   return waits_for(function() return planned end, go_on, function() return answer end)
 end
@@ -457,6 +467,7 @@ local function report(answer, given, title, drawn)
   end
   if native.settings.json then
     answer.events, answer.text, answer.fallbacks_text = nil, nil, nil
+    answer.step_seconds = answer.step_seconds or answer.feasible and answer.report.step_seconds or nil
     native.write("stdout", native.json_encode(answer) .. "\n")
   end
 end

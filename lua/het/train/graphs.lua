@@ -143,7 +143,7 @@ function graphs.training(spec)
   graph:output("loss", loss)
   local wanted, values = {}, {}
   for _, parameter in ipairs(graph:parameters()) do
-    parameter.lookup = b.lookup[parameter.name]
+    parameter.traits = b.traits[parameter.name]
     if not b.frozen[parameter.name] then
       wanted[#wanted + 1], values[#values + 1] = parameter, parameter.value
     end

@@ -94,6 +94,15 @@ function Run:graph_of_sample(samples)
   return graph, context * session.rows(self.arguments), context
 end
 
+--- The same graph for searches of sharding programs, with one operator for each parameter's update
+-- (Optimizer:for_search).
+function Run:graph_for_search(samples)
+  local spec = session.spec(self.arguments, samples, (context_of(self.arguments)))
+  if not spec.optimizer.composed then return (self:graph_of_sample(samples)) end
+  spec.optimizer = spec.optimizer:for_search()
+  return graphs.training(spec).graph
+end
+
 -- All that does not depend on the plan, beside the planner that may look for one; then the first session.
 local function build(self)
   local a, settings = self.arguments, native.settings or {}
