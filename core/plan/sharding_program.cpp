@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/comm/communicator.h"
 #include "core/ops/op.h"
+#include "core/plan/plan.h"
 
 namespace het {
 namespace {
@@ -196,6 +197,10 @@ class Propagation {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     const auto fixed = fixed_.find(n);
     NodeSharding best = fixed == fixed_.end() ? cheapest(n) : fixed->second;
+    if (fixed != fixed_.end() && trains_ && best.axis >= 0 && axes_.count(best.axis) == 0)
+      fail_usage("{} cannot run as the plan's sharding says: it cuts {} units, too few for {} devices{}",
+                 name_of(graph_, node), table_.axes()[static_cast<size_t>(best.axis)].units, program_.parts(),
+                 show_uneven(program_.shares));
     // What is said of a graph that trains may not fit one that evaluates, whose operands are made otherwise.
     if (fixed != fixed_.end() && !trains_ && !moved_by(node, best)) best = cheapest(n);
     if (fixed != fixed_.end() && trains_ && !moved_by(node, best))
@@ -313,6 +318,11 @@ class Propagation {
 };
 
 }  // namespace
+
+std::string show_uneven(const Shares& shares) {
+  const std::string shown = show_shares(shares);
+  return shown.starts_with('{') ? " with the shares " + shown : "";
+}
 
 bool fills(const LogicalAxis& axis, const Shares& shares) {
   const std::vector<int64_t> points = cut_points(axis.units, shares);

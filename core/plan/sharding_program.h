@@ -40,6 +40,9 @@ struct ShardingProgram {
 Phase phase_of_conversion(const PlacementTable& table, const ShardingProgram& program, ValueId value,
                           Phase use);
 
+// For messages: " with the shares { 3, 1 }"; "" where they are equal.
+std::string show_uneven(const Shares& shares);
+
 // Whether every part has a unit of an axis; the axes where every part has one.
 bool fills(const LogicalAxis& axis, const Shares& shares);
 std::set<int> fillable(const PlacementTable& table, const Shares& shares);

@@ -220,10 +220,8 @@ std::optional<PlacementId> placement_of(const PlacementTable& table, const Share
     if (placements[p].dim != dim || (!segments.empty() && placements[p].segments != segments)) continue;
     const LogicalAxis& axis = table.axes()[static_cast<size_t>(placements[p].axis)];
     if (!fills(axis, shares)) {
-      problem = fmt::format(
-          "its dimension {} has {} units, too few for {} devices{}", dim, axis.units, shares.size(),
-          show_shares(shares).starts_with('{') ? fmt::format(" with the shares {}", show_shares(shares))
-                                               : "");
+      problem = fmt::format("its dimension {} has {} units, too few for {} devices{}", dim, axis.units,
+                            shares.size(), show_uneven(shares));
       continue;
     }
     if (!best || axis.obstacle.empty()) best = static_cast<PlacementId>(p);

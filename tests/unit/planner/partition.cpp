@@ -436,6 +436,14 @@ TEST_CASE("what a sharding names has to be there, and can be cut so", "[partitio
   CHECK(program({{{"w", 0, {}}}, {}, {}}).values[static_cast<size_t>(momentum)] > kPartial);
   CHECK_THROWS_WITH(program({{{"w.m", 0, {}}}, {}, {}}), Catch::Contains("sgd cannot update 'w"));
 
+  // Of 8 rows among shares { 100, 1 } the second device would have none.
+  ShardingHints uneven;
+  uneven.axes = fillable(table_of_trained, {100, 1});
+  uneven.nodes[0] = table_of_trained.shardings(0)[0];
+  CHECK_THROWS_WITH(propagate(table_of_trained, {100, 1}, uneven),
+                    Catch::Contains("sgd cannot run as the plan's sharding says: it cuts 8 units, too few "
+                                    "for 2 devices with the shares { 100, 1 }"));
+
   const std::vector<std::string> missing =
       unmatched(graph, {{{"up.wieght", 0, {}}}, {}, {{"*.conv9", "replicated"}}});
   REQUIRE(missing.size() == 2);
