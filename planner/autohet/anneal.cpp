@@ -321,8 +321,10 @@ void anneal_plans(Evaluator& evaluator, const Extensions& extensions, std::strin
   const Request& request = evaluator.request();
   if (!extensions.local_search || is_small(request)) return;
   std::vector<Candidate> starts = evaluator.bests();
-  std::erase_if(starts, [&](const Candidate& start) { return start.score > kNear * evaluator.best_score(); });
-  for (const size_t most : kRounds) {
+  std::erase_if(starts, [&](const Candidate& start) {
+    return start.score > limits::anneal::kNear * evaluator.best_score();
+  });
+  for (const size_t most : limits::anneal::kRounds) {
     if (starts.size() > most) starts.resize(most);
     const size_t count = starts.size();
     std::vector<const CostTable*> tables;

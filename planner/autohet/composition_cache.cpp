@@ -60,7 +60,9 @@ const std::vector<PipelineDraft>& CompositionCache::solve(const Composition& com
   if (small_ && drafts.size() > 1) {
     std::vector<std::pair<double, size_t>> ranking;
     for (size_t i = 0; i < std::min<size_t>(drafts.size(), kRanked); ++i) {
-      if (drafts[i].solution.seconds(bucket) > kNearBest * drafts[0].solution.seconds(bucket)) break;
+      if (drafts[i].solution.seconds(bucket) >
+          limits::compositions::kNearBest * drafts[0].solution.seconds(bucket))
+        break;
       ranking.emplace_back(seconds_alone(drafts[i]), i);
     }
     std::sort(ranking.begin(), ranking.end());

@@ -187,7 +187,7 @@ class Joint {
       extend(cut, 0, 0, 0, found);
     }
     std::stable_sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.seconds < b.seconds; });
-    if (found.size() > kSimulated) found.resize(kSimulated);
+    if (found.size() > limits::joint::kSimulated) found.resize(limits::joint::kSimulated);
     for (Cut& cut : found) {
       cut.draft.solution.feasible = true;
       const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true), apart_);

@@ -1,6 +1,6 @@
 // The tuning numbers of the search, with their reasons. None is a time, so that the same request gives the
 // same plan everywhere. Each inner namespace belongs to the file of its name; what several files use stands
-// first.
+// first. A name that several of these have is written with its namespace.
 #pragma once
 
 #include <cstddef>

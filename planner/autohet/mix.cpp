@@ -15,7 +15,7 @@ namespace {
 
 using namespace limits::mix;
 
-using Places = std::vector<DevicePlace>;
+using DevicePlaces = std::vector<DevicePlace>;
 
 // Seconds and bytes of any layers on one stage.
 struct StageCosts {
@@ -46,7 +46,7 @@ class Mixer {
   void run() {
     std::vector<Candidate> starts = evaluator_.bests();
     std::erase_if(starts, [](const Candidate& c) { return c.layout.chunks > 1 || !c.layout.groups.empty(); });
-    if (starts.size() > kStarts) starts.resize(kStarts);
+    if (starts.size() > limits::mix::kStarts) starts.resize(limits::mix::kStarts);
     for (const Candidate& start : starts) climb(start);
   }
 
@@ -58,14 +58,14 @@ class Mixer {
 
   void climb(Candidate best) {
     groups_.clear();
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < limits::mix::kRounds; ++round) {
       ideas_.clear();
       propose(best.layout);
       std::stable_sort(ideas_.begin(), ideas_.end(),
                        [](const Idea& a, const Idea& b) { return a.bound < b.bound; });
       bool better = false;
       const Candidate start = best;
-      for (size_t i = 0; i < std::min<size_t>(ideas_.size(), kSimulated); ++i) {
+      for (size_t i = 0; i < std::min<size_t>(ideas_.size(), limits::mix::kSimulated); ++i) {
         if (request_.objective == Objective::time && ideas_[i].bound >= best.score) break;
         Candidate candidate = evaluator_.simulate(std::move(ideas_[i].layout), policy_);
         if (!candidate.feasible() || candidate.score >= best.score * (1 - kBetter)) continue;
@@ -89,21 +89,21 @@ class Mixer {
                                  stage.layers, stage.recompute, stage.group});
       if (!seen.insert(std::move(kind)).second) continue;
       for (size_t s = 0; s < stages; ++s) {
-        const Places own = places_of(from, from.pipelines[p].stages[s]);
+        const DevicePlaces own = places_of(from, from.pipelines[p].stages[s]);
         for (const auto& [place, count] : idle) {
           for (const int taken : {1, count}) {
-            Places more = own;
+            DevicePlaces more = own;
             more.insert(more.end(), static_cast<size_t>(taken), place);
             replace(from, p, s, 1, {more});
-            const Places fresh(static_cast<size_t>(taken), place);
+            const DevicePlaces fresh(static_cast<size_t>(taken), place);
             replace(from, p, s, 1, {own, fresh});
             if (s == 0) replace(from, p, s, 1, {fresh, own});
             if (count == 1) break;
           }
         }
         if (s + 1 < stages) {
-          Places both = own;
-          const Places next = places_of(from, from.pipelines[p].stages[s + 1]);
+          DevicePlaces both = own;
+          const DevicePlaces next = places_of(from, from.pipelines[p].stages[s + 1]);
           both.insert(both.end(), next.begin(), next.end());
           replace(from, p, s, 2, {both});
         }
@@ -129,7 +129,7 @@ class Mixer {
 
   // `count` stages of a pipeline from `at` on become stages with these devices; their layers are cut again.
   void replace(const PlanLayout& from, size_t p, size_t at, size_t count,
-               const std::vector<Places>& devices) {
+               const std::vector<DevicePlaces>& devices) {
     PlanLayout layout = from;
     auto& stages = layout.pipelines[p].stages;
     if (static_cast<int>(stages.size() - count + devices.size()) > request_.model.count()) return;
@@ -152,7 +152,7 @@ class Mixer {
   }
 
   // Shares in whole key-value heads, such that the slowest device is as fast as can be.
-  bool give(PlanLayout& layout, StageLayout& stage, Places places) {
+  bool give(PlanLayout& layout, StageLayout& stage, DevicePlaces places) {
     const size_t degree = places.size();
     const int units = request_.model.kv_heads;
     if (static_cast<int>(degree) > units) return false;
@@ -313,7 +313,7 @@ class Mixer {
   const Extensions& extensions_;
   std::string_view policy_;
   std::vector<Idea> ideas_;
-  std::map<std::pair<Shares, Places>, GroupCosts> groups_;  // of one micro-batch size
+  std::map<std::pair<Shares, DevicePlaces>, GroupCosts> groups_;  // of one micro-batch size
   std::map<Shares, bool> divides_;
 };
 

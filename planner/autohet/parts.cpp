@@ -125,7 +125,7 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator) {
 
 void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPlans>>& parts) {
   for (const auto& part : parts) {
-    if (part->evaluator.best_score() > kNear * evaluator.best_score()) continue;
+    if (part->evaluator.best_score() > limits::parts::kNear * evaluator.best_score()) continue;
     anneal_plans(part->evaluator, evaluator.request().extensions, "auto");
     submit_best(evaluator, *part);
   }

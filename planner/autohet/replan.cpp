@@ -427,7 +427,7 @@ void search_near(Evaluator& evaluator) {
     return a.simulation.fits ? a.score < b.score : a.simulation.over_bytes < b.simulation.over_bytes;
   });
   if (request.extensions.local_search)
-    for (size_t i = 0; i < std::min(kStarts, repaired.size()); ++i)
+    for (size_t i = 0; i < std::min(limits::replan::kStarts, repaired.size()); ++i)
       evaluator.submit(improve(evaluator, std::move(repaired[i]), request.extensions, kBudget / 4));
   if (evaluator.near().empty()) return;
   Descent(evaluator).run();

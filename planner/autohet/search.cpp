@@ -422,7 +422,8 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   }
   if (possible) layouts.push_back(std::move(layout));
   for (PlanLayout& other : layouts) {
-    if (!small_ && evaluator_.estimate(other, {}).score > kNear * evaluator_.best_score()) continue;
+    if (!small_ && evaluator_.estimate(other, {}).score > limits::search::kNear * evaluator_.best_score())
+      continue;
     evaluator_.submit(evaluator_.simulate(std::move(other), policy_ + ", schedule"));
   }
 }
@@ -472,7 +473,7 @@ void Search::run() {
   candidates = std::move(first);
   std::move(later.begin(), later.end(), std::back_inserter(candidates));
   if (!small_) {  // only estimated so far
-    if (candidates.size() > kSimulated) candidates.resize(kSimulated);
+    if (candidates.size() > limits::search::kSimulated) candidates.resize(limits::search::kSimulated);
     for (Candidate& candidate : candidates) {
       candidate = evaluator_.simulate(std::move(candidate.layout), policy_);
       evaluator_.submit(candidate);

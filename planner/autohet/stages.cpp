@@ -143,7 +143,8 @@ std::vector<StageSolution> StageSolver::compromises(const std::vector<int>& node
   if (shortest == kInfinity) return found;
   const double good = take(nodes).seconds(microbatches), least = run(nodes, kInfinity, true);
   // Nothing much worse than the first by the bound; in steps of a hundredth where there are many layers.
-  double allowed = microbatches > 1 ? (kNearBest * good - least) / (microbatches - 1) : kInfinity;
+  double allowed =
+      microbatches > 1 ? (limits::stages::kNearBest * good - least) / (microbatches - 1) : kInfinity;
   const double step = nodes.size() * static_cast<size_t>(costs_.layers) <= kExact ? 1 - 1e-12 : kStep;
   while (allowed >= shortest && run(nodes, allowed, true) != kInfinity) {
     found.push_back(take(nodes));
