@@ -147,14 +147,33 @@ std::vector<int> RankAssigner::stages_in(const Pipeline& pipeline) const {
   return stages;
 }
 
-void RankAssigner::parameters_of(NodeId n, const std::vector<int>& stages, std::set<ValueId>& found) const {
-  for (const ValueId id : graph_.nodes[n].inputs) {
-    if (id == kAbsent) continue;
-    const Value& value = graph_.values[id];
-    if (value.role == Role::parameter) found.insert(id);
-    if (value.producer >= 0 && stages[value.producer] == kAllStages)
-      parameters_of(value.producer, stages, found);
+std::vector<ValueId> RankAssigner::operands_of(const Node& node) {
+  std::vector<ValueId> operands = node.inputs;
+  std::erase(operands, kAbsent);
+  return operands;
+}
+
+template <typename GoesOn>
+void RankAssigner::look_behind(std::vector<ValueId> values, const GoesOn& goes_on) const {
+  std::set<ValueId> seen(values.begin(), values.end());
+  while (!values.empty()) {
+    const ValueId id = values.back();
+    values.pop_back();
+    const NodeId producer = graph_.values[id].producer;
+    if (!goes_on(id) || producer < 0 || graph_.nodes[producer].op->any_placement) continue;
+    for (const ValueId input : graph_.nodes[producer].inputs)
+      if (input != kAbsent && seen.insert(input).second) values.push_back(input);
   }
+}
+
+std::set<ValueId> RankAssigner::parameters_of(const Node& node, const std::vector<int>& stages) const {
+  std::set<ValueId> parameters;
+  look_behind(operands_of(node), [&](ValueId id) {
+    const Value& value = graph_.values[id];
+    if (value.role == Role::parameter) parameters.insert(id);
+    return value.producer >= 0 && stages[value.producer] == kAllStages;
+  });
+  return parameters;
 }
 
 void RankAssigner::find_holders() {
@@ -181,9 +200,7 @@ void RankAssigner::find_holders() {
         for (const NodeId maker : makers_of(sum)) hold(parameter, stages[maker]);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (stages[n] == kAllStages || !in_step(static_cast<NodeId>(n))) continue;
-      std::set<ValueId> found;
-      parameters_of(static_cast<NodeId>(n), stages, found);
-      for (const ValueId id : found) hold(id, stages[n]);
+      for (const ValueId id : parameters_of(graph_.nodes[n], stages)) hold(id, stages[n]);
     }
   }
 }
@@ -289,23 +306,9 @@ void RankAssigner::find_deferred(RankAssignment& assignment) const {
   }
 }
 
-template <typename GoesOn>
-void RankAssigner::look_behind(std::vector<ValueId> values, const GoesOn& goes_on) const {
-  std::set<ValueId> seen(values.begin(), values.end());
-  while (!values.empty()) {
-    const ValueId id = values.back();
-    values.pop_back();
-    const NodeId producer = graph_.values[id].producer;
-    if (!goes_on(id) || producer < 0 || graph_.nodes[producer].op->any_placement) continue;
-    for (const ValueId input : graph_.nodes[producer].inputs)
-      if (input != kAbsent && seen.insert(input).second) values.push_back(input);
-  }
-}
-
 std::set<ValueId> RankAssigner::sums_behind(const Node& update) const {
-  std::vector<ValueId> values;
-  for (const ValueId id : update.inputs)
-    if (id != kAbsent && !is_state(graph_.values[id])) values.push_back(id);
+  std::vector<ValueId> values = operands_of(update);
+  std::erase_if(values, [&](ValueId id) { return is_state(graph_.values[id]); });
   std::set<ValueId> sums;
   look_behind(std::move(values), [&](ValueId id) {
     if (sums_.count(id) == 0) return true;
@@ -325,11 +328,8 @@ std::vector<ValueId> RankAssigner::parameters_behind(const Node& update) const {
 }
 
 std::set<ValueId> RankAssigner::parameters_read(const Node& node) const {
-  std::vector<ValueId> values;
-  for (const ValueId id : node.inputs)
-    if (id != kAbsent) values.push_back(id);
   std::set<ValueId> parameters;
-  look_behind(std::move(values), [&](ValueId id) {
+  look_behind(operands_of(node), [&](ValueId id) {
     if (holders_.count(id) != 0) parameters.insert(id);
     return true;
   });

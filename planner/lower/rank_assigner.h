@@ -59,8 +59,14 @@ class RankAssigner {
 
   std::vector<int> stages_in(const Pipeline& pipeline) const;
 
+  // Calls goes_on(id) once for each of these values, and where it returns true for those that the value is
+  // computed from; the global norm's own operands are no reason.
+  template <typename GoesOn>
+  void look_behind(std::vector<ValueId> values, const GoesOn& goes_on) const;
+  static std::vector<ValueId> operands_of(const Node& node);
+
   // The parameters that a node reads, also through nodes that are computed anywhere.
-  void parameters_of(NodeId n, const std::vector<int>& stages, std::set<ValueId>& found) const;
+  std::set<ValueId> parameters_of(const Node& node, const std::vector<int>& stages) const;
 
   // The stages that read a parameter or make a gradient of it. (An operand that counts once is read by the
   // first tensor-parallel rank alone; all of them keep and update it.)
@@ -153,10 +159,6 @@ class RankAssigner {
   // Of a split backward: the nodes that no earlier stage waits for.
   void find_deferred(RankAssignment& assignment) const;
 
-  // Calls goes_on(id) once for each of these values, and for what it returns true for also of those that they
-  // are computed from; the global norm's own operands are no reason.
-  template <typename GoesOn>
-  void look_behind(std::vector<ValueId> values, const GoesOn& goes_on) const;
   // The sums that an update of a parameter is computed from.
   std::set<ValueId> sums_behind(const Node& update) const;
 
