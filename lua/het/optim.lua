@@ -143,6 +143,11 @@ local function check_decay(name)
         report("decay", ("%s.decay: '%s' is not a Lua pattern"):format(name, rule[1]))
       end
     end
+    for i, pattern in ipairs(a.others or {}) do
+      if type(pattern) ~= "string" or not pcall(string.find, "", pattern) then
+        report("others", ("%s.others: item %d, %s, is not a Lua pattern"):format(name, i, text.value(pattern)))
+      end
+    end
     if a.nesterov and a.momentum == 0 then
       report("nesterov", name .. ".nesterov needs a momentum above 0")
     end

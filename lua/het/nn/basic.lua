@@ -9,6 +9,7 @@ local basic = {}
 -- Parts of a weight are whole numbers of rows, and all of them together.
 local function check_parts(a, report)
   if not a.parts then return end
+  if #a.parts == 0 then return report("parts", "nn.linear.parts is a list of rows: { 512, 128, 128 }") end
   local sum = 0
   for i, rows in ipairs(a.parts) do
     if type(rows) ~= "number" or rows < 1 or rows % 1 ~= 0 then
@@ -18,7 +19,8 @@ local function check_parts(a, report)
     sum = sum + rows
   end
   if sum ~= a.outputs then
-    report("parts", ("nn.linear.parts = %s are %d rows; outputs = %d"):format(text.shape(a.parts), sum, a.outputs))
+    report("parts", ("nn.linear.parts = { %s } are %d rows; outputs = %d"):format(table.concat(a.parts, ", "), sum,
+      a.outputs))
   end
 end
 

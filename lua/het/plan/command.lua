@@ -295,15 +295,26 @@ local function joined(found, more)
   return found
 end
 
+-- Seconds of a step of a plan, from the programs of all its ranks.
+local function programs_seconds(run, cluster, lua)
+  local plan = planning.from_lua(lua)
+  return native.simulate_programs((run:graph_of_sample(plan.microbatch)), { cluster = cluster, plan = plan })
+    .report.step_seconds
+end
+
 -- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ. `report`
 -- stays that of the pipelines.
-local function better_of(run, answer, found)
+local function better_of(run, cluster, answer, found)
   if found.rival_seconds == 0 then return answer end
-  answer.programs, answer.step_seconds = found, found.rival_seconds
+  answer.programs = found
+  if run.arguments.optimizer.composed and found.lua then   -- the search took another update (Run:graph_for_search)
+    found.rival_seconds, found.step_seconds = programs_seconds(run, cluster, answer.lua),
+      programs_seconds(run, cluster, found.lua)
+  end
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
   answer.text = answer.text .. ("simulated from the programs of all ranks the plan above takes %s a step, and with a "
-    .. "sharding program\n  %s: %s, %.2f times faster\n%s"):format(native.show_seconds(found.rival_seconds), found.name,
-    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds, of_update(run))
+    .. "sharding program\n  %s: %s, %.2f times faster\n"):format(native.show_seconds(found.rival_seconds), found.name,
+    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds)
   answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
   answer.cheaper = nil   -- beside the pipelines
   return answer
@@ -317,9 +328,9 @@ end
 -- leaves the cores to others most of the time
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
--- native.sharded_stages found) with step_seconds of the plan in `lua`, from the programs of all ranks; where `lua` is
--- such a plan, pipelines_lua, which `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems,
--- lua, plan, report) and fallbacks_text
+-- native.sharded_stages found); where `lua` is such a plan, its step_seconds, from the programs of all ranks, and
+-- pipelines_lua, which `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan,
+-- report) and fallbacks_text
 -- @treturn function that waits a moment, or as many seconds as it is given, and returns whether the first one returns
 -- at once
 -- @treturn function that returns the thread under way, with `:hurry()`, which ends `gentle`, and `:give_up()`; nil
@@ -344,7 +355,7 @@ function planning.begin(run, cluster, given)
     else
       found, planned = joined(found, planned:wait()), nil
     end
-    if not planned and found then answer, found = better_of(run, answer, found), nil end
+    if not planned and found then answer, found = better_of(run, cluster, answer, found), nil end
   end
   return waits_for(function() return planned end, go_on, function() return answer end)
 end
