@@ -87,9 +87,11 @@ class Choice {
     });
   }
 
-  // Whether the axis is that of rows which are looked up, or of a classifier's classes.
+  // Whether the axis is that of rows which are looked up, or of a classifier's classes. How an optimizer uses
+  // it makes no difference: a graph that evaluates is cut alike.
   bool is_of_rows(size_t axis) const {
     return std::any_of(nodes_[axis].begin(), nodes_[axis].end(), [&](const Use& use) {
+      if (graph_.nodes[static_cast<size_t>(use.node)].phase == Phase::update) return false;
       const auto sharded = [](PlacementId lies) { return lies > kPartial; };
       const auto& way = *use.way;
       if (op_of(use).sharding[static_cast<size_t>(way.rule)].decompose != nullptr) return true;

@@ -6,7 +6,7 @@ local opt = het.options {
   plan  = { "", "one of those below" },
   shard = { "", "what hints cut the experts' weights by", choices = { "", "experts", "hidden", "replicated" } },
   top   = { 2, "experts of a token", min = 1 },
-  muon  = { false, "train with Muon" },
+  optimizer = { "adamw", "by its name", choices = { "adamw", "adafactor", "muon" } },
 }
 local corpus = data.masked { path = "text.txt", tokenizer = "char", holdout = 0.1 }
 
@@ -43,6 +43,6 @@ return het.train {
       return nn.bert_block { width = width, heads = heads, mlp = experts }
     end },
   data = corpus, batch = 8, steps = 6,
-  optimizer = opt.muon and optim.muon { lr = 1e-2, clip = 0.5 } or optim.adamw { lr = 3e-3, clip = 0.5 },
+  optimizer = optim[opt.optimizer] { lr = opt.optimizer == "adamw" and 3e-3 or 1e-2, clip = 0.5 },
   evaluate = { every = 3, batches = 2 }, plan = plans[opt.plan],
 }

@@ -49,12 +49,14 @@ class Training(Case):
                 spread = self.losses('--workers', 2, 'experts.lua', '--plan=tensor', f'--shard={shard}')
                 self.assert_close(alone, spread, 1e-5)
 
-    def test_muon_changes_experts_and_fused_matrices_alike_under_every_plan(self):
+    def test_optimizers_of_many_operators_change_experts_and_fused_matrices_alike_under_every_plan(self):
         shutil.copy(ROOT / 'tests' / 'launch' / 'experts.lua', self.folder)
-        alone = self.losses('experts.lua', '--muon')
-        for ranks, plan in ((2, 'tensor'), (2, 'uneven'), (2, 'data'), (3, 'pipeline'), (5, 'mixed'), (2, 'expert')):
-            with self.subTest(plan=plan):
-                self.assert_close(alone, self.losses('--workers', ranks, 'experts.lua', '--muon', f'--plan={plan}'), 1e-5)
+        for optimizer in ('muon', 'adafactor'):
+            own = f'--optimizer={optimizer}'
+            alone = self.losses('experts.lua', own)
+            for ranks, plan in ((2, 'tensor'), (2, 'uneven'), (2, 'data'), (3, 'pipeline'), (5, 'mixed'), (2, 'expert')):
+                with self.subTest(optimizer=optimizer, plan=plan):
+                    self.assert_close(alone, self.losses('--workers', ranks, 'experts.lua', own, f'--plan={plan}'), 1e-5)
 
     def test_ignored_labels_weigh_nothing_wherever_they_are(self):
         shutil.copy(ROOT / 'tests' / 'launch' / 'ignored.lua', self.folder)
