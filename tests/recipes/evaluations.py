@@ -52,6 +52,17 @@ class EarlyStopping(Case):
         self.assertIn('(2 of 3 evaluations without a lower loss)', err)
         self.assertIn('saved after step 12 in model', err)
 
+    def test_evaluations_in_which_no_label_counts_have_no_lowest_loss(self):
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local labels = {}
+for i = 1, 24 do labels[i] = i > 16 and -100 or i % 3 end
+return het.train { model = het.nn.linear(2, 3), batch = 4, steps = 4, evaluate = { every = 2 }, optimizer = het.optim.sgd { lr = 0.1 },
+  data = het.data.pairs { inputs = het.randn({ 24, 2 }, "f32", 1), labels = het.tensor(labels, "i32"), holdout = 8 / 24 } }
+''')
+        err, result = self.run_recipe()
+        self.assertEqual((result['steps'], result['validation_loss'], result['best_validation_step']), (4, None, None))
+        self.assertIn('step 2/4  validation loss nan: it is not finite, or no label counts\n', err)
+
     def test_without_patience_all_steps_are_done(self):
         err, result = self.run_recipe('--falls=6')
         self.assertEqual((result['steps'], result['stopped_early'], result['best_validation_step']), (40, False, 6))

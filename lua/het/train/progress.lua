@@ -212,7 +212,8 @@ function Progress:evaluated(step, loss, best, since, patience, figures)
     more[#more + 1] = ("%d of %d %s without a lower loss"):format(since, patience,
       patience == 1 and "evaluation" or "evaluations")
   end
-  self:say(("step %d/%d  validation loss %.4f%s"):format(step, self.steps, loss,
+  local shown = loss == loss and ("loss %.4f"):format(loss) or "loss nan: it is not finite, or no label counts"
+  self:say(("step %d/%d  validation %s%s"):format(step, self.steps, shown,
     #more > 0 and (" (%s)"):format(table.concat(more, "; ")) or ""))
 end
 

@@ -229,7 +229,7 @@ end
 
 --- The mean loss over the counted labels of the holdout's first batches, and the mean of the figures beside it (nil
 -- where there are none); nil when interrupted. Batches without any counted label are not computed: `count` is the same
--- on all ranks.
+-- on all ranks. NaN, which is no lowest loss, where no label counts.
 function Session:evaluate()
   if not self.evaluator then
     errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")
@@ -249,7 +249,7 @@ function Session:evaluate()
     end
   end
   for name, sum in pairs(sums or {}) do sums[name] = sum / counted end
-  return total / math.max(1, counted), sums
+  return total / counted, sums
 end
 
 local function finite(value) return value == value and value < math.huge and value > -math.huge end
