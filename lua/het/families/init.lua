@@ -264,20 +264,29 @@ function families.found_text(words, version)
   return (words:gsub("^%s*{", ('{\n  "hetrun_version": "%s",'):format(version), 1))
 end
 
+-- The arguments of nn.decoder that config.json of a family keeps.
+local function kept_by(family)
+  local kept = { family = true, block = true, capacity = true, auxiliary = true }
+  for _, row in ipairs(family.config) do
+    if row[2] then kept[row[2]] = true end
+  end
+  for _, name in ipairs(family.reads or {}) do kept[name] = true end
+  if family.rope then kept.rotary, kept.scaling, kept.rotary_share = true, true, family.share ~= nil end
+  return kept
+end
+
 --- Why a model cannot be stored as its family, and the argument; nil when it can.
 function families.problem(a)
   local family = families.find(a.family)
-  local expressed = { family = true, block = true, capacity = true, auxiliary = true }
-  for _, row in ipairs(family.config) do
-    if row[2] then expressed[row[2]] = true end
-  end
-  for _, name in ipairs(family.reads or {}) do expressed[name] = true end
-  if family.rope then
-    expressed.rotary, expressed.scaling, expressed.rotary_share = true, true, family.share ~= nil
-  end
+  local kept = kept_by(family)
   for _, name in ipairs(text.keys(a)) do
-    if not expressed[name] and a[name] ~= family.decoder[name] then
-      return ("nn.decoder.%s: config.json of the family '%s' has no place for it"):format(name, a.family), name
+    if not kept[name] and a[name] ~= family.decoder[name] then
+      local others = {}
+      for _, other in ipairs(families.decoders()) do
+        if kept_by(families.find(other))[name] then others[#others + 1] = other end
+      end
+      return ("nn.decoder.%s: models of the family '%s' are saved without it; with it those of %s"):format(name,
+        a.family, #others > 0 and table.concat(others, ", ") or "none"), name
     end
   end
 end

@@ -1,0 +1,9 @@
+-- What a family's models cannot be given, and a name that is another's beginning.
+local het = require "het"
+local sizes = { vocab = 64, context = 32, width = 32, layers = 1, heads = 4 }
+local function decoder(more)
+  for name, value in pairs(sizes) do more[name] = value end
+  return het.nn.decoder(more)
+end
+decoder { family = "qwen2", window = 8 }
+return decoder { family = "gemma3" }
