@@ -209,10 +209,12 @@ end
 
 -- The new values take the place of the old ones, after everything that reads those.
 local function write_back(self, step, kept, new, coefficient)
-  local what = "optim." .. self.name .. ".update"
-  if type(new) ~= "table" or debug.getmetatable(new) ~= nil or not define.accepts("value", new.param) then
+  local what = ("optim.%s.update of %s"):format(self.name, step.name)
+  local is_table = type(new) == "table" and debug.getmetatable(new) == nil
+  if not is_table or not define.accepts("value", new.param) then
     errors.usage("%s returned %s; { param = new value, and those of its state by name } is needed", what,
-      text.value(new))
+      not is_table and text.value(new) or new.param ~= nil and "param = " .. text.value(new.param)
+        or "a table without `param`")
   end
   for _, name in ipairs(text.keys(new)) do
     local state = name == "param" and step.param or kept[name]
