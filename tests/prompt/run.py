@@ -497,6 +497,9 @@ class CommandLine(Case):
             self.assertLess(found['loss'], 3.5)
         self.refused('generate runs/own', 'runs/own holds a model with layers of a recipe\'s own; use that recipe with from = '
                      '"runs/own", or with hetrun generate or eval runs/own --recipe=FILE')
+        out, err = self.hetrun('generate', 'runs/gpt', '--prompt=the ☃', code=2)   # before the prompt is written
+        self.assertEqual(out, '')
+        self.assertIn('☃', err)
         self.refused('generate', 'hetrun generate:', '  the folder of the model is missing: hetrun generate FOLDER')
         self.refused('generate runs/gpt more --prompt --tokns=3 --precision=f16', 'hetrun generate:',
                      '  --prompt needs a value, such as --prompt=TEXT', "  there is no option --tokns; did you mean '--tokens'?",

@@ -169,6 +169,7 @@ function command.generate(program, ...)
     answer, count, interrupted = converse(generator, opened, a, folder)
   else
     a.prompt = a.prompt or generate.default_prompt(opened.tokenizer)
+    opened.tokenizer:encode(a.prompt)   -- refused before anything is written
     if not settings.json then native.write("stdout", a.prompt) end
     answer, count, interrupted = write_text(generator, opened, a)
   end
