@@ -130,9 +130,11 @@ class Choice {
       const std::string_view cut = node.op->sharding[static_cast<size_t>(use.way->rule)].cut;
       for (const std::string& letter : notation.letters) {
         if (!names(cut, letter) || notation.sizes.at(letter) != units) continue;
-        const std::string text = fmt::format("{}: {} {}", graph_.scopes[static_cast<size_t>(node.scope)],
-                                             units, meaning_of(letter));
-        if (meaning_of(letter) != kFeatures) return text;
+        const std::string_view meaning = meaning_of(letter);
+        const std::string text =
+            fmt::format("{}: {} {}", graph_.scopes[static_cast<size_t>(node.scope)], units, meaning);
+        const bool is_vague = meaning == kFeatures || meaning == meaning_of("");  // "entries"
+        if (!is_vague) return text;
         if (other.empty()) other = text;
       }
     }
