@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <tuple>
+#include <utility>
 
 namespace het {
 namespace {
@@ -34,7 +36,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
   const std::string wanted = lower(word);
   std::string best;
-  size_t least = 0;
+  std::pair<size_t, bool> least;  // edits, and not a name that begins with the word
   for (const std::string& name : names) {
     const std::string offered = lower(name);
     const bool completes = wanted.size() > 1 && offered.starts_with(wanted);
@@ -44,9 +46,10 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
     const size_t most =
         std::min(std::max<size_t>(1, std::max(word.size(), name.size()) / 3), word.size() / 2);
     if (edits > most) continue;
-    if (best.empty() || edits < least || (edits == least && name < best)) {
+    const std::pair own{edits, !completes};
+    if (best.empty() || std::tie(own, name) < std::tie(least, best)) {
       best = name;
-      least = edits;
+      least = own;
     }
   }
   return best;

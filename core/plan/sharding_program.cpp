@@ -157,16 +157,15 @@ class Propagation {
       return std::nullopt;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       if (node.inputs[i] == kAbsent) continue;
+      const auto id = static_cast<size_t>(node.inputs[i]);
       const PlacementId given = lies(node.inputs[i]);
       const auto each = moved_between(node.inputs[i], given, way.inputs[i]);
       if (!each || (updates(node, i) && given != way.inputs[i])) return std::nullopt;
       // What counts once is not brought together for one rank alone.
       const bool once = ((way.once >> i) & 1) != 0;
-      if (once && (given != kReplicated || is_gathered_[static_cast<size_t>(node.inputs[i])]))
-        return std::nullopt;
+      if (once && (given != kReplicated || is_gathered_[id])) return std::nullopt;
       if (way.inputs[i] == kPartial && leaves_layer(graph_, node.inputs[i], node)) return std::nullopt;
       // A gradient is added up over micro-batches as the norm takes it: updates read the same sum.
-      const auto id = static_cast<size_t>(node.inputs[i]);
       if (node.phase == Phase::update && is_normed_[id] && way.inputs[i] != wanted_[id]) return std::nullopt;
       if (conversion_of(node.inputs[i], way.inputs[i], node.phase) == nullptr) moved += *each;
     }
@@ -197,15 +196,11 @@ class Propagation {
     const Node& node = graph_.nodes[static_cast<size_t>(n)];
     const auto fixed = fixed_.find(n);
     NodeSharding best = fixed == fixed_.end() ? cheapest(n) : fixed->second;
-    if (fixed != fixed_.end() && trains_ && best.axis >= 0 && axes_.count(best.axis) == 0)
-      fail_usage("{} cannot run as the plan's sharding says: it cuts {} units, too few for {} devices{}",
-                 name_of(graph_, node), table_.axes()[static_cast<size_t>(best.axis)].units, program_.parts(),
-                 show_uneven(program_.shares));
     // What is said of a graph that trains may not fit one that evaluates, whose operands are made otherwise.
-    if (fixed != fixed_.end() && !trains_ && !moved_by(node, best)) best = cheapest(n);
-    if (fixed != fixed_.end() && trains_ && !moved_by(node, best))
-      fail_usage("{} cannot run as the plan's sharding says: its rule does not allow how an operand lies",
-                 name_of(graph_, node));
+    if (fixed != fixed_.end() && trains_)
+      require_runs(node, best);
+    else if (fixed != fixed_.end() && !moved_by(node, best))
+      best = cheapest(n);
     // The norm is of gradients that lie as their parameters do, so that each is counted once.
     if (node.op->any_placement)
       for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -221,6 +216,16 @@ class Propagation {
     for (size_t o = 0; o < node.outputs.size(); ++o)
       if (node.outputs[o] != kAbsent) lies(node.outputs[o]) = best.outputs[o];
     program_.nodes.push_back(std::move(best));
+  }
+
+  void require_runs(const Node& node, const NodeSharding& way) {
+    if (way.axis >= 0 && axes_.count(way.axis) == 0)
+      fail_usage("{} cannot run as the plan's sharding says: it cuts {} units, too few for {} devices{}",
+                 name_of(graph_, node), table_.axes()[static_cast<size_t>(way.axis)].units, program_.parts(),
+                 show_uneven(program_.shares));
+    if (!moved_by(node, way))
+      fail_usage("{} cannot run as the plan's sharding says: its rule does not allow how an operand lies",
+                 name_of(graph_, node));
   }
 
   // Which values a rank has by collectives, perhaps for them alone: where one rank does not need such a

@@ -104,8 +104,7 @@ struct Forward {
 
     const int64_t end = s.visible(first + count - 1);
     const int32_t* starts = starts_of(s, a, 3, b, first);
-    const int64_t first_key = block_begin(s.begin(first, starts == nullptr ? 0 : starts[0]));
-    for (int64_t from = first_key; from < end; from += kKeys) {
+    for (int64_t from = block_begin(first_key(s, starts, first, 0)); from < end; from += kKeys) {
       const Window window{s, starts, first, from, smaller(s.keys - from, kKeys)};
       const auto lower = [&](int64_t i) { return window.lower(i); };
       const auto limit = [&](int64_t i) { return window.limit(i); };
@@ -274,8 +273,7 @@ struct Backward {
 
     const int64_t end = s.visible(first + count - 1);
     const int32_t* starts = starts_of(s, a, 6, b, first);
-    const int64_t first_key = block_begin(s.begin(first, starts == nullptr ? 0 : starts[0]));
-    for (int64_t from = first_key; from < end; from += kKeys) {
+    for (int64_t from = block_begin(first_key(s, starts, first, 0)); from < end; from += kKeys) {
       const Window window{s, starts, first, from, smaller(s.keys - from, kKeys)};
       const auto lower = [&](int64_t i) { return window.lower(i); };
       const auto limit = [&](int64_t i) { return window.limit(i); };

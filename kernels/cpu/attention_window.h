@@ -29,11 +29,6 @@ struct Sizes {
   int64_t visible(int64_t i) const { return causal ? i + 1 + keys - queries : keys; }
   // The first of the `seen` keys that are in the window.
   int64_t window_begin(int64_t seen) const { return causal && seen > window ? seen - window : 0; }
-  // The first key that query i sees, whose example begins at `start`.
-  int64_t begin(int64_t i, int64_t start) const {
-    const int64_t first = window_begin(visible(i));
-    return first > start ? first : start;
-  }
 };
 
 // Where the queries of sample b begin to see, from query `first` on; null: all from key 0. `operand` has it.
@@ -46,15 +41,20 @@ inline void check_starts(const Sizes& s, const KernelArguments& a, size_t operan
     require_starts(op, starts_of(s, a, operand, b, 0), s.queries);
 }
 
+// The first key that row i of the rows of queries from `first` on sees; `starts` of these rows.
+inline int64_t first_key(const Sizes& s, const int32_t* starts, int64_t first, int64_t i) {
+  const int64_t in_window = s.window_begin(s.visible(first + i)), start = starts == nullptr ? 0 : starts[i];
+  return in_window > start ? in_window : start;
+}
+
 // Of a tile of keys, which rows of queries [first, first + count) see: keys lower(i) to limit(i) of row i.
 struct Window {
   const Sizes& s;
   const int32_t* starts;  // of these rows
   int64_t first, from, tokens;
 
-  int64_t begin(int64_t i) const { return s.begin(first + i, starts == nullptr ? 0 : starts[i]); }
   int64_t lower(int64_t i) const {
-    const int64_t hidden = begin(i) - from;
+    const int64_t hidden = first_key(s, starts, first, i) - from;
     return hidden < 0 ? 0 : smaller(hidden, tokens);
   }
   int64_t limit(int64_t i) const {
@@ -69,7 +69,7 @@ struct Window {
   }
   int64_t last_row(int64_t j, int64_t count) const {
     int64_t row = count;
-    while (row > 0 && begin(row - 1) > from + j) --row;
+    while (row > 0 && first_key(s, starts, first, row - 1) > from + j) --row;
     return row;
   }
 };

@@ -134,17 +134,19 @@ local common = {
     default = "nearest", choices = { "nearest", "stochastic" } },
 }
 
+local function is_pattern(value) return type(value) == "string" and pcall(string.find, "", value) end
+
 local function check_decay(name)
   return function(a, report)
     for i, rule in ipairs(a.decay or {}) do
       if type(rule) ~= "table" or type(rule[1]) ~= "string" or type(rule[2]) ~= "number" or rule[2] < 0 then
         report("decay", ("%s.decay: item %d has to be { pattern, weight decay }"):format(name, i))
-      elseif not pcall(string.find, "", rule[1]) then
+      elseif not is_pattern(rule[1]) then
         report("decay", ("%s.decay: '%s' is not a Lua pattern"):format(name, rule[1]))
       end
     end
     for i, pattern in ipairs(a.others or {}) do
-      if type(pattern) ~= "string" or not pcall(string.find, "", pattern) then
+      if not is_pattern(pattern) then
         report("others", ("%s.others: item %d, %s, is not a Lua pattern"):format(name, i, text.value(pattern)))
       end
     end

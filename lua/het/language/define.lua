@@ -19,6 +19,7 @@
 --   build     function(arguments): what the constructor returns
 --   kind      what it returns, for the types of other constructors' fields: "layer", "schedule", "corpus", ...
 --   example   a line of a recipe
+local native = require "het.native"
 local access = require "het.sandbox.access"
 local errors = require "het.errors"
 local handle = require "het.sandbox.handle"
@@ -203,7 +204,7 @@ local function value_problem(field, value)
     end
     local names = {}
     for i, choice in ipairs(field.choices) do names[i] = tostring(choice) end
-    local near = suggest.nearest(tostring(value), names)
+    local near = native.nearest(tostring(value), names)
     return (" is not one of %s%s"):format(table.concat(names, ", "), near and ("; did you mean '%s'?"):format(near)
       or "")
   end

@@ -8,20 +8,10 @@ local suggest = {}
 -- A longer list is not read.
 local most_listed = 16
 
---- The candidate that is probably meant, or nil: the only one that goes on after the name with an underscore
--- (gemma3_text for gemma3), else the nearest by edit distance.
-function suggest.nearest(name, candidates)
-  local longer = {}
-  for _, candidate in ipairs(candidates) do
-    if candidate:sub(1, #name + 1) == name .. "_" then longer[#longer + 1] = candidate end
-  end
-  return #longer == 1 and longer[1] or native.nearest(name, candidates)
-end
-
 --- "; did you mean 'x'?", or the list of what there is; of a long one how to see it.
 -- @string[opt] listing what lists all of them: "?op"
 function suggest.sentence(name, candidates, listing)
-  local near = suggest.nearest(name, candidates)
+  local near = native.nearest(name, candidates)
   if near then return ("; did you mean '%s'?"):format(near) end
   if #candidates == 0 then return "" end
   if #candidates > most_listed then return listing and ("; `%s` at the prompt lists all"):format(listing) or "" end

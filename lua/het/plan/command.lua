@@ -249,11 +249,9 @@ local function begin_hap(run, cluster, given)
     local is_best = fits or best.feasible and not gains or given.microbatch or microbatch % 2 ~= 0
     microbatch = microbatch / 2
     planned = not is_best and begin() or nil
+    if not planned then best.text = best.text .. of_update(run) end
   end
-  return waits_for(function() return planned end, go_on, function()
-    best.text = best.text .. of_update(run)
-    return best
-  end)
+  return waits_for(function() return planned end, go_on, function() return best end)
 end
 
 -- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
@@ -295,11 +293,12 @@ local function joined(found, more)
   return found
 end
 
--- Seconds of a step of a plan, from the programs of all its ranks.
-local function programs_seconds(run, cluster, lua)
-  local plan = planning.from_lua(lua)
-  return native.simulate_programs((run:graph_of_sample(plan.microbatch)), { cluster = cluster, plan = plan })
-    .report.step_seconds
+-- A step of a plan from the programs of all its ranks; with events when a page or a trace is wanted.
+local function simulated_programs(run, cluster, plan, given)
+  local answer = native.simulate_programs((run:graph_of_sample(plan.microbatch)),
+    { cluster = cluster, plan = plan, events = given.html ~= nil or given.trace ~= nil })
+  answer.model.name = planning.name_of(run)
+  return answer
 end
 
 -- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ. `report`
@@ -308,8 +307,10 @@ local function better_of(run, cluster, answer, found)
   if found.rival_seconds == 0 then return answer end
   answer.programs = found
   if run.arguments.optimizer.composed and found.lua then   -- the search took another update (Run:graph_for_search)
-    found.rival_seconds, found.step_seconds = programs_seconds(run, cluster, answer.lua),
-      programs_seconds(run, cluster, found.lua)
+    local function seconds_of(lua)
+      return simulated_programs(run, cluster, (planning.from_lua(lua)), {}).report.step_seconds
+    end
+    found.rival_seconds, found.step_seconds = seconds_of(answer.lua), seconds_of(found.lua)
   end
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
   answer.text = answer.text .. ("simulated from the programs of all ranks the plan above takes %s a step, and with a "
@@ -444,14 +445,6 @@ function planning.text_of(answer)
   if not answer.fallbacks then return words end
   return words .. "fallbacks:\n"
     .. (answer.fallbacks_text ~= "" and answer.fallbacks_text or "none: nothing is left after any loss\n")
-end
-
--- A step of a plan from the programs of all its ranks; with events when a page or a trace is wanted.
-local function simulated_programs(run, cluster, plan, given)
-  local answer = native.simulate_programs((run:graph_of_sample(plan.microbatch)),
-    { cluster = cluster, plan = plan, events = given.html ~= nil or given.trace ~= nil })
-  answer.model.name = planning.name_of(run)
-  return answer
 end
 
 -- What is printed and written of an answer. `drawn`: what the page and the trace show.

@@ -98,8 +98,9 @@ end
 -- (Optimizer:for_search).
 function Run:graph_for_search(samples)
   local spec = session.spec(self.arguments, samples, (context_of(self.arguments)))
-  if not spec.optimizer.composed then return (self:graph_of_sample(samples)) end
-  spec.optimizer = spec.optimizer:for_search()
+  local optimizer = spec.optimizer:for_search()
+  if optimizer == spec.optimizer then return (self:graph_of_sample(samples)) end
+  spec.optimizer = optimizer
   return graphs.training(spec).graph
 end
 
