@@ -1,7 +1,7 @@
 -- Which changes of an elastic run are foreseen, and which plans serve for them: hetrun --trust ahead.lua
 local ahead = require "het.train.ahead"
 local cluster = require "het.plan.cluster"
-local planning = require "het.plan.command"
+local planning = require "het.plan.planning"
 local ranks = require "het.plan.ranks"
 
 local function check(is_right, what, ...)

@@ -2,19 +2,11 @@
 local native = require "het.native"
 local define = require "het.language.define"
 local errors = require "het.errors"
+local planning = require "het.plan.planning"
 local subcommand = require "het.program.subcommand"
-local suggest = require "het.language.suggest"
 local text = require "het.text"
 
-local planning = {}
-
--- What goes beyond the published planner, by name: the planner's own, and what is tried after it.
-local programs = "sharding_programs"
-local function extensions()
-  local names = native.extensions()
-  names[#names + 1] = programs
-  return names
-end
+local commands = {}
 
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
@@ -27,7 +19,7 @@ local options = {
   { "check", nil, "with --policy=hap: whether other solvers find a cheaper program, and GLPK's bound",
     plan = true },
   { "objective", "NAME", "time, cost (money of a step) or progress (with preemptions) (default: time)", plan = true },
-  { "without", "LIST", "switch extensions off: " .. table.concat(extensions(), ","), plan = true },
+  { "without", "LIST", "switch extensions off: " .. table.concat(planning.extensions(), ","), plan = true },
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
@@ -66,33 +58,6 @@ local function cluster_in(program, path)
   return value
 end
 
---- What is wrong with switching extensions off, each a sentence.
--- @tparam list names of extensions
--- @string policy
-function planning.without_problems(names, policy)
-  local known, problems = extensions(), {}
-  for i, name in ipairs(names) do
-    if type(name) ~= "string" then
-      problems[#problems + 1] = ("item %d is %s; the name of an extension is needed"):format(i, text.value(name))
-    elseif not text.contains(known, name) then
-      problems[#problems + 1] = ("there is no extension '%s'%s"):format(name, suggest.sentence(name, known))
-    elseif name == programs and policy ~= "auto" then
-      problems[#problems + 1] = "sharding_programs is an extension of the policy auto alone"
-    end
-  end
-  if type(policy) == "function" then
-    problems[#problems + 1] = "a policy that is a function has no extensions to switch off"
-  elseif policy == "hap" or not native.takes_extensions(policy) then
-    local policies = {}
-    for _, each in ipairs(native.policies()) do
-      if native.takes_extensions(each) then policies[#policies + 1] = each end
-    end
-    problems[#problems + 1] = ("the policy %s has no extensions to switch off; these have: %s"):format(policy,
-      table.concat(policies, ", "))
-  end
-  return problems
-end
-
 -- The names of --without, or nil.
 local function without_of(list, policy)
   if not list then return nil end
@@ -102,16 +67,6 @@ local function without_of(list, policy)
   for i, problem in ipairs(problems) do problems[i] = ("--without=%s: %s"):format(list, problem) end
   if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
   return names
-end
-
--- Which extensions are off; nil: none.
-local function extensions_of(without)
-  if not without then return nil end
-  local chosen = {}
-  for _, name in ipairs(without) do
-    if name ~= programs then chosen[name] = false end
-  end
-  return chosen
 end
 
 -- true, or it raises.
@@ -155,24 +110,6 @@ local function plan_in(program, path, option)
   return value
 end
 
---- The model in a few words: the first line of how it prints, without its number of parameters.
-function planning.name_of(run)
-  return (tostring(run.arguments.model):match("^[^\n]*"):gsub("%s%s+.*$", ""))
-end
-
--- What native.plan and native.simulate are asked.
-local function request_of(run, cluster, given)
-  local graph, tokens = run:graph_of_sample()
-  return graph, {
-    cluster = cluster, batch = run.arguments.batch, tokens = tokens, profile = given.profile,
-    name = planning.name_of(run), policy = given.policy or "auto",
-    objective = given.objective or "time", extensions = extensions_of(given.without),
-    events = given.html ~= nil or given.trace ~= nil,
-    old = given.old, near = given.near, fallbacks = given.fallbacks, cheaper = given.cheaper,
-    gentle = given.gentle,
-  }
-end
-
 -- A profile that cannot be used is an error before this machine's speed is measured; one of another model only where
 -- the recipe states some.
 local function check_profile(run, given)
@@ -195,211 +132,6 @@ local function check_prices(cluster, given)
   local problem = cluster and native.price_problem(cluster, given.objective)
   if problem then errors.usage("%s", problem) end
 end
-
---- The policies by name: the planner's, and hap, which writes a sharding program.
-function planning.policies()
-  local names = native.policies()
-  names[#names + 1] = "hap"
-  return names
-end
-
--- For what runs in threads, one after the other. Returns a function that waits for the result, and one that waits a
--- moment, or so many seconds, and says whether it is there.
--- @func under_way the thread, or nil: all are done
--- @func go_on called when it is done
--- @func result
-local function waits_for(under_way, go_on, result)
-  local function wait()
-    while under_way() do go_on() end
-    return result()
-  end
-  return wait, function(seconds)
-    local thread = under_way()
-    if thread and thread:done(seconds) then go_on() end
-    return not under_way()
-  end, under_way
-end
-
--- What simulations of sharding programs leave out, as a line; "" where that is nothing.
-local function of_update(run)
-  local optimizer = run.arguments.optimizer
-  return optimizer.composed and ("here the update of optim.%s takes what AdamW's does\n"):format(optimizer.name) or ""
-end
-
--- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
--- as they gain.
--- Returns two functions, as planning.begin.
-local function begin_hap(run, cluster, given)
-  local batch = run.arguments.batch
-  local microbatch = given.microbatch or batch
-  if batch % microbatch ~= 0 then
-    errors.usage("microbatch = %d does not divide batch = %d", microbatch, batch)
-  end
-  local function begin()
-    return native.synthesise(run:graph_for_search(microbatch), { cluster = cluster, microbatch = microbatch,
-      microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains, check = given.check })
-  end
-  local planned, best = begin(), nil
-  local function go_on()
-    local answer = planned:wait()
-    local gains = not best or not best.feasible
-      or answer.feasible and answer.report.step_seconds < 0.99 * best.report.step_seconds
-    if gains then best = answer end
-    local fits = best.feasible and best.report.too_large == ""
-    local is_best = fits or best.feasible and not gains or given.microbatch or microbatch % 2 ~= 0
-    microbatch = microbatch / 2
-    planned = not is_best and begin() or nil
-    if not planned then best.text = best.text .. of_update(run) end
-  end
-  return waits_for(function() return planned end, go_on, function() return best end)
-end
-
--- Whether pipelines of sharding programs are worth trying after the planner's answer: where what follows from it, such
--- as plans for losses, needs no layer times of such programs.
-local function tries_programs(given)
-  return (given.policy or "auto") == "auto" and (given.objective or "time") == "time"
-    and not given.profile and not given.old and not given.fallbacks and not given.quick
-    and not text.contains(given.without or {}, programs)
-end
-
--- Sizes of micro-batches that divide the batch: the plan's, and the batch or also its halves.
-local function sizes_of(batch, planned, most)
-  local sizes, size = { planned }, batch
-  while size >= 1 and #sizes < most do
-    if size ~= planned then sizes[#sizes + 1] = size end
-    if size % 2 ~= 0 then break end
-    size = size / 2
-  end
-  table.sort(sizes, function(a, b) return a > b end)
-  return sizes
-end
-
--- A sharding program for all devices, beside the planner's answer; or pipelines whose stages run such programs.
-local function begin_programs(run, cluster, answer, pipelines)
-  local plan = planning.from_lua(answer.lua)
-  local batch, graphs = run.arguments.batch, {}
-  for i, size in ipairs(sizes_of(batch, plan.microbatch, pipelines and 8 or 2)) do
-    graphs[i] = { size, run:graph_for_search(size) }
-  end
-  return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan, pipelines = pipelines })
-end
-
--- What both found together.
-local function joined(found, more)
-  for _, candidate in ipairs(more.candidates) do found.candidates[#found.candidates + 1] = candidate end
-  if more.step_seconds and (not found.step_seconds or more.step_seconds < found.step_seconds) then
-    found.name, found.step_seconds, found.lua = more.name, more.step_seconds, more.lua
-  end
-  return found
-end
-
--- A step of a plan from the programs of all its ranks; with events when a page or a trace is wanted.
-local function simulated_programs(run, cluster, plan, given)
-  local answer = native.simulate_programs((run:graph_of_sample(plan.microbatch)),
-    { cluster = cluster, plan = plan, events = given.html ~= nil or given.trace ~= nil })
-  answer.model.name = planning.name_of(run)
-  return answer
-end
-
--- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ. `report`
--- stays that of the pipelines.
-local function better_of(run, cluster, answer, found)
-  if found.rival_seconds == 0 then return answer end
-  answer.programs = found
-  if run.arguments.optimizer.composed and found.lua then   -- the search took another update (Run:graph_for_search)
-    local function seconds_of(lua)
-      return simulated_programs(run, cluster, (planning.from_lua(lua)), {}).report.step_seconds
-    end
-    found.rival_seconds, found.step_seconds = seconds_of(answer.lua), seconds_of(found.lua)
-  end
-  if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
-  answer.text = answer.text .. ("simulated from the programs of all ranks the plan above takes %s a step, and with a "
-    .. "sharding program\n  %s: %s, %.2f times faster\n"):format(native.show_seconds(found.rival_seconds), found.name,
-    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds)
-  answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
-  answer.cheaper = nil   -- beside the pipelines
-  return answer
-end
-
---- Begin to look for the best plan of a run on a cluster, in a thread beside this one; a policy that is a function is
--- asked at once.
--- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`,
--- `cheaper` (also look for a part of the cluster that is nearly as fast and much cheaper); and
--- `html` or `trace` when events are wanted; `quick`: others wait, so no sharding programs are tried; `gentle`: it
--- leaves the cores to others most of the time
--- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
--- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
--- native.sharded_stages found); where `lua` is such a plan, its step_seconds, from the programs of all ranks, and
--- pipelines_lua, which `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan,
--- report) and fallbacks_text
--- @treturn function that waits a moment, or as many seconds as it is given, and returns whether the first one returns
--- at once
--- @treturn function that returns the thread under way, with `:hurry()`, which ends `gentle`, and `:give_up()`; nil
--- when all is done
-function planning.begin(run, cluster, given)
-  if given.policy == "hap" then return begin_hap(run, cluster, given) end
-  local graph, request = request_of(run, cluster, given)
-  if type(given.policy) == "function" then
-    local answer = require("het.plan.policy").answer(given.policy, graph, request)
-    return function() return answer end, function() return true end, function() end
-  end
-  -- One after the other, each in its thread: the planner, a sharding program for all devices, and where that cuts
-  -- state, pipelines of such programs.
-  local planned, answer, found = native.plan(graph, request), nil, nil
-  local function go_on()
-    if not answer then
-      answer = planned:wait()
-      planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer) or nil
-    elseif not found then
-      found = planned:wait()
-      planned = found.cuts_state and begin_programs(run, cluster, answer, true) or nil
-    else
-      found, planned = joined(found, planned:wait()), nil
-    end
-    if not planned and found then answer, found = better_of(run, cluster, answer, found), nil end
-  end
-  return waits_for(function() return planned end, go_on, function() return answer end)
-end
-
--- Lines of Lua, each that is not the first indented.
-local function indented(lines, by) return (lines:gsub("\n", "\n" .. by)) end
-
---- A plan and its fallbacks as a Lua expression: the plan alone, or with fallbacks { plan =, fallbacks = {{ lost =,
--- plan = or problems = }} }.
-function planning.to_lua(answer)
-  if not answer.fallbacks then return answer.lua end
-  local lines = { "{ plan = " .. indented(answer.lua, "  ") .. ",", "  fallbacks = {" }
-  for _, fallback in ipairs(answer.fallbacks) do
-    local what
-    if fallback.feasible then
-      what = "plan = " .. indented(fallback.lua, "      ")
-    else
-      local problems = {}
-      for i, problem in ipairs(fallback.problems) do problems[i] = ("%q"):format(problem) end
-      what = "problems = { " .. table.concat(problems, ", ") .. " }"
-    end
-    lines[#lines + 1] = ("    { lost = %q, %s },"):format(fallback.lost, what)
-  end
-  lines[#lines + 1] = "  } }"
-  return table.concat(lines, "\n")
-end
-
---- The het.plan that planning.to_lua wrote, and its fallbacks: a list of { lost =, plan = or problems = }.
-function planning.from_lua(written)
-  local het = require "het"
-  local chunk = setfenv(assert(loadstring("local het = ...\nreturn " .. written, "=plan")), {})
-  local value = chunk(het)
-  if define.kind_of(value) == "plan" then return value, {} end
-  return value.plan, value.fallbacks
-end
-
---- The device group that an event of a step is on, from 1: interleaved stages take turns on theirs.
-function planning.group_of(plan, event)
-  return (event.stage - 1) % (#plan.pipelines[event.pipeline].stages / plan.chunks) + 1
-end
-
---- The kinds of events that are on links.
-planning.on_wire = { send = true, reduce = true, gather = true, exchange = true }
 
 -- A process for each pipeline; in it each group of devices, or rank, has two threads, the second for what is on its
 -- links.
@@ -437,14 +169,6 @@ local function tell_unmeasured(report)
         ranks and "" or (" with --type=%s on such a machine"):format(source.type)))
     end
   end
-end
-
---- An answer for people, without the plan as Lua.
-function planning.text_of(answer)
-  local words = answer.text .. (answer.cheaper and answer.cheaper.text or "")
-  if not answer.fallbacks then return words end
-  return words .. "fallbacks:\n"
-    .. (answer.fallbacks_text ~= "" and answer.fallbacks_text or "none: nothing is left after any loss\n")
 end
 
 -- What is printed and written of an answer. `drawn`: what the page and the trace show.
@@ -595,7 +319,7 @@ local function check_alone(words)
 end
 
 --- `hetrun plan RECIPE`; returns the exit code.
-function planning.plan(program, ...)
+function commands.plan(program, ...)
   if text.contains(native.arguments or {}, "--types") and not native.settings.help then
     check_alone { ... }
     return require("het.plan.types").run()
@@ -610,7 +334,7 @@ function planning.plan(program, ...)
   -- A plan with sharding programs is drawn from these.
   local drawn = answer
   if (given.html or given.trace) and (answer.origin == "hap" or answer.pipelines_lua) then
-    drawn = simulated_programs(run, cluster, (planning.from_lua(answer.lua)), given)
+    drawn = planning.simulated_programs(run, cluster, (planning.from_lua(answer.lua)), given)
   end
   report(answer, given, "plan of " .. ((...)), drawn)
   return 0
@@ -634,9 +358,9 @@ local function simulated(run, cluster, given, plan, name)
     for _, option in ipairs { "profile", "runtime" } do
       if given[option] then errors.usage("hetrun simulate does not take --%s for a plan with `sharding`", option) end
     end
-    answer = simulated_programs(run, cluster, plan, given)
+    answer = planning.simulated_programs(run, cluster, plan, given)
   else
-    local graph, request = request_of(run, cluster, given)
+    local graph, request = planning.request_of(run, cluster, given)
     request.plan = plan
     request.runtime = given.runtime or run.arguments.runtime
     answer = native.simulate(graph, request)
@@ -682,7 +406,7 @@ local function simulate_all(run, cluster, given)
 end
 
 --- `hetrun simulate RECIPE`, or of plans that were run; returns the exit code.
-function planning.simulate(program, ...)
+function commands.simulate(program, ...)
   local measured = require "het.plan.measured"
   if measured.asked(native.arguments or {}) then return measured.simulate { ... } end
   local run, cluster, given = take(program, "simulate", "simulates a step of the recipe's own plan", { ... })
@@ -694,4 +418,4 @@ function planning.simulate(program, ...)
   return 0
 end
 
-return planning
+return commands

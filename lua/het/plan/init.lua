@@ -440,7 +440,7 @@ plan.auto = define.constructor {
       .. "machines and ranks and others that join, so that a change finds its plan there", default = 8, min = 0 },
   },
   check = function(a, report)
-    for _, problem in ipairs(a.without and require("het.plan.command").without_problems(a.without, a.policy) or {}) do
+    for _, problem in ipairs(a.without and require("het.plan.planning").without_problems(a.without, a.policy) or {}) do
       report("without", "plan.auto.without: " .. problem)
     end
     if type(a.policy) == "function" and a.fallbacks > 0 then

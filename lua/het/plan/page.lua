@@ -3,7 +3,7 @@
 -- No scripts, nothing fetched; it follows the reader's light or dark setting.
 local native = require "het.native"
 local parts_of_step = require "het.plan.parts"
-local planning = require "het.plan.command"
+local planning = require "het.plan.planning"
 local text = require "het.text"
 
 local page = {}

@@ -32,7 +32,7 @@ function Problem:find(name)
   if problem then errors.usage("problem:find: %s%s", text.value(name), problem) end
   local answer = self.searched(name)
   if not answer.feasible then return nil, table.concat(answer.problems, "\n") end
-  return (require("het.plan.command").from_lua(answer.lua))
+  return (require("het.plan.planning").from_lua(answer.lua))
 end
 
 define.object {

@@ -6,7 +6,7 @@ local errors = require "het.errors"
 local fault = require "het.train.fault"
 local native = require "het.native"
 local plan = require "het.plan"
-local planning = require "het.plan.command"
+local planning = require "het.plan.planning"
 local together = require "het.train.together"
 
 -- A change costs all ranks some time. One that takes longer than what is left of the run gains nothing.

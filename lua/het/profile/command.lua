@@ -408,7 +408,7 @@ function profiling.run(program, ...)
   run:check_precision()
   native.keeps_measurements(true)
   local graph, tokens = run:graph_of_sample()
-  local request = { name = require("het.plan.command").name_of(run), tokens = tokens }
+  local request = { name = require("het.plan.planning").name_of(run), tokens = tokens }
   local model = native.model(graph, request)
   local tensors = numbers_of("tensor", given.tensor) or model.tensors
   check_degrees(tensors, model.tensors)

@@ -8,7 +8,7 @@
 local native = require "het.native"
 local errors = require "het.errors"
 local plan = require "het.plan"
-local planning = require "het.plan.command"
+local planning = require "het.plan.planning"
 local ranks = require "het.plan.ranks"
 local text = require "het.text"
 

@@ -18,7 +18,7 @@ local meeting = {}
 -- that waits for what it answers; in together.by_first_in_time the others wait too.
 local function begin_plan(self, wanted, cluster)
   if wanted.profile then access.check(wanted.profile) end
-  local wait, is_done = require("het.plan.command").begin(self, cluster, wanted)
+  local wait, is_done = require("het.plan.planning").begin(self, cluster, wanted)
   return function()
     while not is_done() do together.wait(self) end
     local answer = wait()
@@ -29,10 +29,10 @@ end
 
 -- The plan of an answer, logged by the first rank.
 local function take_plan(self, written, answer)
-  local found, fallbacks = require("het.plan.command").from_lua(written)
+  local found, fallbacks = require("het.plan.planning").from_lua(written)
   self.plan, self.fallbacks = plan.resolve(found, self.arguments.batch), fallbacks
   if answer and not native.settings.quiet and (not self.cluster or self.cluster:rank() == 0) then
-    native.write("stderr", require("het.plan.command").text_of(answer))
+    native.write("stderr", require("het.plan.planning").text_of(answer))
   end
 end
 
@@ -175,7 +175,7 @@ function meeting.join(self)
   end
   if a.pace and begun then   -- whose links the ranks join by
     answer = begun()
-    self.plan = plan.resolve(require("het.plan.command").from_lua(answer.lua), a.batch)
+    self.plan = plan.resolve(require("het.plan.planning").from_lua(answer.lua), a.batch)
   end
   self.pace = a.pace and native.pace(a.pace, plan.devices(self.plan or errors.usage("train.pace needs a plan")))
   local joining = {
@@ -207,7 +207,7 @@ function meeting.join(self)
   return function()
     local function find()
       answer = answer or begun()
-      return require("het.plan.command").to_lua(answer)
+      return require("het.plan.planning").to_lua(answer)
     end
     local written
     if shared then
