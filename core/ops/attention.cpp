@@ -33,6 +33,10 @@ void require_heads(const OpCall& call, size_t q, size_t k, size_t v) {
                queries[2], keys[2]));
   const double scale = setting<double>(call, "scale", 1.0);
   if (!std::isfinite(scale)) refuse(call, fmt::format("scale = {} is no finite number", scale));
+  if (!call.attributes.has("score_cap")) return;
+  const double cap = setting<double>(call, "score_cap", 1.0);
+  if (!(cap > 0 && std::isfinite(cap)))
+    refuse(call, fmt::format("score_cap = {}; it has to be a finite number above 0", cap));
 }
 
 void require_causal(const OpCall& call, size_t q, size_t k) {
@@ -136,9 +140,10 @@ std::vector<OpDef> attention_ops() {
                     "starts?[b, t]:i32 → out[b, t, hq, d]:T, lse[b, hq, t]:A",
        .doc = "softmax(`scale` · q kᵀ) v for each head; `causal`: token i sees 0 to i, or with starts "
               "starts[i] to i, where its example begins: starts never fall along a row. With `window` it "
-              "sees the last so many of these at most. `scale` is 1/√d unless given; "
+              "sees the last so many of these at most. `scale` is 1/√d unless given. With `score_cap` a "
+              "score s is score_cap · tanh(s / score_cap), before what a token does not see is left out; "
               "lse is the logarithm of the softmax's denominator. Its cost counts a row as one example.",
-       .attributes = {"causal", "scale", "window"},
+       .attributes = {"causal", "scale", "window", "score_cap"},
        .infer = infer_attention,
        .gradient = gradient,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 1); },
@@ -154,7 +159,7 @@ std::vector<OpDef> attention_ops() {
                     "dv[b, s, hk, d]:T strided",
        .doc = "The gradients of attention with the same attributes. Its cost counts the four products of the "
               "gradient, not the scores that are computed again.",
-       .attributes = {"causal", "scale", "window"},
+       .attributes = {"causal", "scale", "window", "score_cap"},
        .infer = infer_attention_gradient,
        .flops = [](const OpCall& call, Outputs) { return 8.0 * visible(call, 1, 2); },
        .strided_inputs = 0b001110,
@@ -169,8 +174,8 @@ std::vector<OpDef> attention_ops() {
                     "k_cache[b, s, hk, d]:T, v_cache[b, s, hk, d]:T, position[1]:i32 → out[b, t, hq, d]:T, "
                     "k_cache[b, s, hk, d], v_cache[b, s, hk, d]",
        .doc = "Keys and values are written into the caches from `position` on; query i sees all up to "
-              "position + i, of these the last `window` where it is given.",
-       .attributes = {"scale", "window"},
+              "position + i, of these the last `window` where it is given. `score_cap` is as of attention.",
+       .attributes = {"scale", "window", "score_cap"},
        .infer = infer_attention_cached,
        .flops = [](const OpCall& call, Outputs) { return 4.0 * visible(call, 0, 3); },
        .strided_inputs = 0b000111,

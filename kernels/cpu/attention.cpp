@@ -42,6 +42,13 @@ auto space_of(const Cutting& kernel, const KernelArguments& a, int64_t part) {
   return kernel.cut(allocator);
 }
 
+// Products q . k of a row become tanh(q . k scale / cap).
+HET_INLINE void apply_tanh(const Sizes& s, float* row, int64_t count) {
+  const float factor = s.scale / s.cap;
+  for_lanes(count,
+            [&](int64_t j, auto lanes) { store(row + j, tanh(load(row + j, lanes) * factor), lanes); });
+}
+
 // ---- forward ----
 
 template <typename T>
@@ -130,7 +137,7 @@ struct Forward {
     }
   }
 
-  // Scores of one row become exp(scale * score - row_max); what was summed before is scaled to the new
+  // Products of one row become exp(score - row_max); what was summed before is scaled to the new
   // maximum. Columns up to `begin`, and from `seen` to `end`, become 0: the product takes them too.
   void online_softmax(float* columns, int64_t begin, int64_t seen, int64_t end, float& row_max,
                       float& row_sum, float* sums, int64_t width) const {
@@ -138,9 +145,11 @@ struct Forward {
     for (int64_t j = seen; j < end; ++j) columns[j] = 0;
     if (seen == begin) return;
     float* row = columns + begin;
+    if (s.cap > 0) apply_tanh(s, row, seen - begin);
+    const float factor = s.factor();
     Vector larger = splat(-std::numeric_limits<float>::infinity());
     for_lanes(seen - begin, [&](int64_t j, auto lanes) {
-      const Vector score = load(row + j, lanes) * s.scale;
+      const Vector score = load(row + j, lanes) * factor;
       store(row + j, score, lanes);
       larger = maximum(larger, keep(score, lanes, -std::numeric_limits<float>::infinity()));
     });
@@ -180,8 +189,8 @@ std::unique_ptr<Kernel> prepare_attention(const KernelRequest& request) {
 
 // ---- backward ----
 
-// With p = exp(scale q.k - lse), e = dout . out and ds = p (dout . v - e) scale:
-// dq = ds k, dk = ds^T q, dv = p^T dout.
+// With p = exp(score - lse), e = dout . out and ds = p (dout . v - e) scale, times 1 - (score / cap)^2 with a
+// cap: dq = ds k, dk = ds^T q, dv = p^T dout.
 template <typename T>
 struct Backward {
   using Use = Products<T>;
@@ -251,6 +260,23 @@ struct Backward {
     }
   }
 
+  // Products q . k of one row become p, and dout . v become ds.
+  HET_INLINE void differentiate_scores(float* p, float* ds, int64_t count, float lse, float e) const {
+    for_lanes(count, [&](int64_t j, auto lanes) {
+      const Vector weight = exp(load(p + j, lanes) * s.scale - lse);
+      store(p + j, weight, lanes);
+      store(ds + j, weight * (load(ds + j, lanes) - e) * s.scale, lanes);
+    });
+  }
+  HET_INLINE void differentiate_capped(float* p, float* ds, int64_t count, float lse, float e) const {
+    const float factor = s.scale / s.cap;
+    for_lanes(count, [&](int64_t j, auto lanes) {
+      const Vector t = tanh(load(p + j, lanes) * factor), weight = exp(t * s.cap - lse);
+      store(p + j, weight, lanes);
+      store(ds + j, weight * (load(ds + j, lanes) - e) * ((1.0F - t * t) * s.scale), lanes);
+    });
+  }
+
   void differentiate_queries(const KernelArguments& a, int64_t b, int64_t h, int64_t first, int64_t count,
                              const Right& keys, const Right& values, const Right& key_rows,
                              const Space& space) const {
@@ -285,13 +311,10 @@ struct Backward {
         float *p_row = p + i * kScoreStride, *ds_row = ds + i * kScoreStride;
         for (int64_t j = 0; j < begin; ++j) p_row[j] = ds_row[j] = 0;
         for (int64_t j = seen; j < Use::covered(columns); ++j) p_row[j] = ds_row[j] = 0;
-        p_row += begin;
-        ds_row += begin;
-        for_lanes(seen - begin, [&](int64_t j, auto lanes) {
-          const Vector weight = exp(load(p_row + j, lanes) * s.scale - lse[i]);
-          store(p_row + j, weight, lanes);
-          store(ds_row + j, weight * (load(ds_row + j, lanes) - e[i]) * s.scale, lanes);
-        });
+        if (s.cap > 0)
+          differentiate_capped(p_row + begin, ds_row + begin, seen - begin, lse[i], e[i]);
+        else
+          differentiate_scores(p_row + begin, ds_row + begin, seen - begin, lse[i], e[i]);
       }
       const auto first_row = [&](int64_t j) { return window.first_row(j); };
       const auto last_row = [&](int64_t j) { return window.last_row(j, count); };
@@ -369,9 +392,11 @@ struct Cached {
       Vector sum{};
       const T* key = keys + cache.at(b, j, kh);
       for_lanes(s.head, [&](int64_t c, auto lanes) { sum += load(query + c, lanes) * load(key + c, lanes); });
-      scores[j] = sum_of(sum) * s.scale;
-      row_max = std::fmax(row_max, scores[j]);
+      scores[j] = sum_of(sum);
     }
+    if (s.cap > 0) apply_tanh(s, scores + begin, seen - begin);
+    const float factor = s.factor();
+    for (int64_t j = begin; j < seen; ++j) row_max = std::fmax(row_max, scores[j] *= factor);
     for (int64_t j = begin; j < seen; ++j) row_sum += scores[j] = std::exp(scores[j] - row_max);
     float* sums = scores + s.keys;
     for (int64_t c = 0; c < s.head; ++c) sums[c] = 0;

@@ -21,10 +21,13 @@ struct Heads {
 struct Sizes {
   int64_t batch, queries, keys, query_heads, key_heads, head;
   float scale;
+  float cap;  // of scores, 0 without one
   bool causal;
   int64_t window;       // keys that a causal query sees at most
   bool packed = false;  // rows of several examples: tokens begin to see where theirs begins
   int64_t group() const { return query_heads / key_heads; }
+  // What a score is a multiple of: q . k, or tanh(q . k scale / cap).
+  float factor() const { return cap > 0 ? cap : scale; }
   // Keys that query i sees: the last query sees all.
   int64_t visible(int64_t i) const { return causal ? i + 1 + keys - queries : keys; }
   // The first of the `seen` keys that are in the window.
@@ -87,6 +90,7 @@ inline Sizes sizes_of(const KernelRequest& request, const Layout& q, const Layou
           b[2],
           a[3],
           static_cast<float>(scale),
+          static_cast<float>(number(request, "score_cap", 0)),
           flag(request, "causal", false),
           integer(request, "window", INT64_MAX)};
 }

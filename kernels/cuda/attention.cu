@@ -32,6 +32,7 @@ Attention attention_of(const KernelRequest& request, const Layout& q, const Layo
   p.key_heads = static_cast<int>(b[2]);
   p.head = static_cast<int>(a[3]);
   p.scale = static_cast<float>(number(request, "scale", 1 / std::sqrt(static_cast<double>(a[3]))));
+  p.cap = static_cast<float>(number(request, "score_cap", 0));
   p.causal = flag(request, "causal", false);
   p.window = static_cast<int>(std::min<int64_t>(integer(request, "window", INT_MAX), INT_MAX));
   p.q = heads_of(q);
@@ -58,13 +59,19 @@ bool aligned(const Pointers*... operands) {
 template <int kHead>
 using HeadSize = std::integral_constant<int, kHead>;
 
-// Call with the size that heads are padded to.
+// Call with the size that heads are padded to, and whether scores are capped.
 template <typename Call>
-void for_mma_head(const Attention& p, const Call& call) {
+void for_mma(const Attention& p, const Call& call) {
+  const auto with_head = [&](auto head) {
+    if (p.cap > 0)
+      call(head, std::true_type{});
+    else
+      call(head, std::false_type{});
+  };
   if (p.head <= 64)
-    call(HeadSize<64>{});
+    with_head(HeadSize<64>{});
   else
-    call(HeadSize<128>{});
+    with_head(HeadSize<128>{});
 }
 template <typename Call>
 void for_plain_head(const Attention& p, const Call& call) {
@@ -109,10 +116,10 @@ void prepare_forward(const KernelRequest& request, const Context& context, const
       p, [&](auto head) { allow(request, context, forward_plain<T, head()>, PlainTile<head()>::bytes(3)); });
   if constexpr (sizeof(T) == 2)
     if (mma)
-      for_mma_head(p, [&](auto head) {
-        allow(request, context, forward_mma<T, head()>, ForwardTile::bytes(head()));
+      for_mma(p, [&](auto head, auto capped) {
+        allow(request, context, forward_mma<T, head(), capped()>, ForwardTile::bytes(head()));
         if (suits_wgmma(context, p))
-          allow(request, context, forward_wgmma<T, head()>, WarpgroupTile::bytes(head()));
+          allow(request, context, forward_wgmma<T, head(), capped()>, WarpgroupTile::bytes(head()));
       });
 }
 
@@ -122,13 +129,14 @@ void run_forward(const Context& context, const Attention& p, bool mma, const T* 
   const int64_t heads = static_cast<int64_t>(p.batch) * p.row_heads() * p.splits;
   if constexpr (sizeof(T) == 2)
     if (mma && aligned(q, k, v, results.out))
-      return for_mma_head(p, [&](auto head) {
+      return for_mma(p, [&](auto head, auto capped) {
         if (position == nullptr && suits_wgmma(context, p))
-          launch(context, forward_wgmma<T, head()>, blocks_of(p.rows(), WarpgroupTile::kRows, heads),
-                 WarpgroupTile::kThreads, WarpgroupTile::bytes(head()), p, q, k, v, results);
+          launch(context, forward_wgmma<T, head(), capped()>,
+                 blocks_of(p.rows(), WarpgroupTile::kRows, heads), WarpgroupTile::kThreads,
+                 WarpgroupTile::bytes(head()), p, q, k, v, results);
         else
-          launch(context, forward_mma<T, head()>, blocks_of(p.rows(), ForwardTile::kRows, heads), kMmaThreads,
-                 ForwardTile::bytes(head()), p, q, k, v, results, position);
+          launch(context, forward_mma<T, head(), capped()>, blocks_of(p.rows(), ForwardTile::kRows, heads),
+                 kMmaThreads, ForwardTile::bytes(head()), p, q, k, v, results, position);
       });
   for_plain_head(p, [&](auto head) {
     using Tile = PlainTile<head()>;
@@ -204,9 +212,9 @@ struct Gradient {
     });
     if constexpr (sizeof(T) == 2)
       if (mma)
-        for_mma_head(p, [&](auto head) {
-          allow(request, context, query_gradient_mma<T, head()>, QueryGradientTile::bytes(head()));
-          allow(request, context, key_gradient_mma<T, head()>, KeyGradientTile::bytes(head()));
+        for_mma(p, [&](auto head, auto capped) {
+          allow(request, context, query_gradient_mma<T, head(), capped()>, QueryGradientTile::bytes(head()));
+          allow(request, context, key_gradient_mma<T, head(), capped()>, KeyGradientTile::bytes(head()));
         });
   }
 
@@ -224,10 +232,11 @@ struct Gradient {
            a.in<float>(5), pairs, padded);
     if constexpr (sizeof(T) == 2)
       if (mma && aligned(dout, q, k, v, dq, dk, dv))
-        return for_mma_head(p, [&](auto head) {
-          launch(context, key_gradient_mma<T, head()>, blocks_of(p.keys, KeyGradientTile::kKeys, key_heads),
-                 kMmaThreads, KeyGradientTile::bytes(head()), p, dout, q, k, v, pairs, padded, dk, dv);
-          launch(context, query_gradient_mma<T, head()>,
+        return for_mma(p, [&](auto head, auto capped) {
+          launch(context, key_gradient_mma<T, head(), capped()>,
+                 blocks_of(p.keys, KeyGradientTile::kKeys, key_heads), kMmaThreads,
+                 KeyGradientTile::bytes(head()), p, dout, q, k, v, pairs, padded, dk, dv);
+          launch(context, query_gradient_mma<T, head(), capped()>,
                  blocks_of(p.queries, QueryGradientTile::kRows, query_heads), kMmaThreads,
                  QueryGradientTile::bytes(head()), p, dout, q, k, v, pairs, padded, dq);
         });

@@ -26,6 +26,7 @@ struct Attention {
   bool causal = false;
   int window = INT_MAX;  // keys that a causal query sees at most
   float scale = 1;
+  float cap = 0;  // of scores, 0 without one
   // [batch, queries]: where each query begins to see, in rows of several examples; null: all from key 0.
   // Which operator has it, for failures.
   const int* starts = nullptr;
@@ -33,6 +34,8 @@ struct Attention {
   Failure* failure = nullptr;
   Heads q, k, v, out, dout, dq, dk, dv;
 
+  // What a score is a multiple of: q . k, or tanh(q . k scale / cap).
+  __host__ __device__ float factor() const { return cap > 0 ? cap : scale; }
   __host__ __device__ int group() const { return query_heads / key_heads; }
   __host__ __device__ int rows() const { return queries * packed; }
   __host__ __device__ int row_heads() const { return query_heads / packed; }

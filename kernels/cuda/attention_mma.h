@@ -212,7 +212,18 @@ struct WarpKeys {
   __device__ bool sees_all(int from, int keys) const { return from >= all_from && from + keys <= all_to; }
 };
 
-// Online softmax: scores become exp2(c (score - row_max)), c = scale log2(e), `row_max` being the largest
+// Products q . k become tanh(q . k factor), factor = scale / cap.
+template <int M, int N>
+__device__ inline void apply_tanh(float (&s)[M][N][4], float factor) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] = fast_tanh(s[m][n][e] * factor);
+}
+
+// Online softmax: scores become exp2(c (score - row_max)), c = factor() log2(e), `row_max` being the largest
 // score of a row so far, `total` the sum over the lane's columns. What was summed before has to be multiplied
 // by `shrink`. True: some row of the warp has a new maximum.
 template <int M, int N>
@@ -273,7 +284,7 @@ __device__ inline void finish(const Attention& p, const RowBlock& block, int war
       if (row >= p.rows()) continue;
       const int64_t index = p.index(b, p.query_of(row), p.head_of(h, row));
       if (results.lse != nullptr && lane % 4 == 0)
-        results.lse[split + index] = sum == 0 ? -INFINITY : row_max[m][half] * p.scale + logf(sum);
+        results.lse[split + index] = sum == 0 ? -INFINITY : row_max[m][half] * p.factor() + logf(sum);
       if (p.splits == 1) continue;
       float* to = results.parts + (split + index) * p.head;
 #pragma unroll
@@ -289,7 +300,7 @@ __device__ inline void finish(const Attention& p, const RowBlock& block, int war
   });
 }
 
-template <typename T, int kHead>
+template <typename T, int kHead, bool kCapped>
 __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
     forward_mma(const Attention p, const T* q, const T* k, const T* v, const Results<T> results,
                 const int* position) {
@@ -319,7 +330,7 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
     copy_keys(block.begin, 0);
   }
 
-  const float c = p.scale * kLog2e;
+  const float c = p.factor() * kLog2e;
   float sums[M][kHead / 8][4] = {}, row_max[M][2], total[M][2];
 #pragma unroll
   for (int m = 0; m < M; ++m)
@@ -339,6 +350,7 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
 
     float s[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
+    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
     if (!seen.sees_all(from, kKeys)) mask(p, s, b, block.first + warp_row, from, block.end, start);
     float shrink[M][2];
     if (online_softmax(s, row_max, total, shrink, c)) rescale(sums, shrink);
@@ -350,12 +362,18 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
 
 // ---- backward ----
 //
-// With p = exp(scale q.k - lse), e = dout . out and ds = p (dout . v - e): dq = scale ds k, dk = scale ds^T
-// q, dv = p^T dout. `pairs` holds (lse log2(e), e) of each query, padded with (infinity, 0) to whole tiles of
-// queries (gradient_pairs).
+// With p = exp(score - lse), e = dout . out and ds = p (dout . v - e), times 1 - (score / cap)^2 with a cap:
+// dq = scale ds k, dk = scale ds^T q, dv = p^T dout. `pairs` holds (lse log2(e), e) of each query, padded
+// with (infinity, 0) to whole tiles of queries (gradient_pairs).
+
+// What the derivative by a capped score, cap t, multiplies.
+template <bool kCapped>
+__device__ inline float slope_of(float t) {
+  return kCapped ? 1.0f - t * t : 1.0f;
+}
 
 // dQ of 128 queries: the warp's 32 rows against all keys that they see.
-template <typename T, int kHead>
+template <typename T, int kHead, bool kCapped>
 __global__ void __launch_bounds__(kMmaThreads, 2)
     query_gradient_mma(const Attention p, const T* dout, const T* q, const T* k, const T* v,
                        const float2* pairs, int pairs_of_head, T* dq) {
@@ -378,7 +396,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   copy_rows<kRows, kHead>(dout_tile, dout + p.dout.at(b, 0, h), p.dout.token, block.first, p.queries, p.head);
   copy_keys(block.begin, 0);
 
-  const float c = p.scale * kLog2e;
+  const float c = p.factor() * kLog2e;
   float sums[M][kHead / 8][4] = {};
   float2 pair[M][2];
 #pragma unroll
@@ -400,13 +418,17 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     float s[M][N][4], d[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
     multiply<T, kHead, kRows, kKeys>(d, dout_tile, warp_row, value_tiles + stage * kTileBytes);
+    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[m][n][e] = fast_exp2(fmaf(s[m][n][e], c, -pair[m][e / 2].x)) * (d[m][n][e] - pair[m][e / 2].y);
+        for (int e = 0; e < 4; ++e) {
+          const float slope = slope_of<kCapped>(s[m][n][e]);
+          s[m][n][e] =
+              fast_exp2(fmaf(s[m][n][e], c, -pair[m][e / 2].x)) * (d[m][n][e] - pair[m][e / 2].y) * slope;
+        }
     if (!seen.sees_all(from, kKeys)) mask(p, s, b, block.first + warp_row, from, block.end, 0, 0.0f);
     accumulate<T, kHead>(sums, s, key_tiles + stage * kTileBytes);
   }
@@ -422,7 +444,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 
 // dK and dV of 64 keys: the warp's 16 keys against all queries that see them, in all heads of the group.
 // Scores are computed transposed, [keys, queries].
-template <typename T, int kHead>
+template <typename T, int kHead, bool kCapped>
 __global__ void __launch_bounds__(kMmaThreads, 2)
     key_gradient_mma(const Attention p, const T* dout, const T* q, const T* k, const T* v,
                      const float2* pairs, int pairs_of_head, T* dk, T* dv) {
@@ -458,7 +480,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   copy_rows<kKeys, kHead>(value_tile, v + p.v.at(b, 0, key_head), p.v.token, first, p.keys, p.head);
   copy_queries(0, begin, 0);
 
-  const float c = p.scale * kLog2e;
+  const float c = p.factor() * kLog2e;
   float key_sums[1][kHead / 8][4] = {}, value_sums[1][kHead / 8][4] = {};
   int stage = 0;
   for (int g = 0, from = begin; g < p.group(); stage ^= 1) {
@@ -476,6 +498,12 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
         reinterpret_cast<const float4*>(pair_bytes + stage * kPairBytes) + lane % 4;  // of two queries
     float s[1][N][4], d[1][N][4];
     multiply<T, kHead, kKeys, kRows>(s, key_tile, warp_key, query_tiles + stage * kTileBytes);
+    float slope[N][4];
+    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) slope[n][e] = slope_of<kCapped>(s[0][n][e]);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const float4 two = pair[n * 4];
@@ -501,7 +529,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     for (int n = 0; n < N; ++n) {
       const float4 two = pair[n * 4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[0][n][e] *= d[0][n][e] - (e % 2 == 0 ? two.y : two.w);
+      for (int e = 0; e < 4; ++e) s[0][n][e] *= (d[0][n][e] - (e % 2 == 0 ? two.y : two.w)) * slope[n][e];
     }
     accumulate<T, kHead>(key_sums, s, query_tiles + stage * kTileBytes);
   }

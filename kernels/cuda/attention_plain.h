@@ -53,6 +53,16 @@ __device__ inline void multiply_plain(float (&s)[P][P], const float* a, const fl
   }
 }
 
+// Products q . k become tanh(q . k scale / cap).
+template <int P>
+__device__ inline void apply_tanh(float (&s)[P][P], const Attention& p) {
+  const float factor = p.scale / p.cap;
+#pragma unroll
+  for (int i = 0; i < P; ++i)
+#pragma unroll
+    for (int j = 0; j < P; ++j) s[i][j] = tanhf(s[i][j] * factor);
+}
+
 // sums[i][n] += row ty + 16 i of p times columns 4 tx + 64 n of b. p is left in shared memory for it by the
 // threads of the row.
 template <int kHead, int P = PlainTile<kHead>::kPatch>
@@ -127,6 +137,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 
   float sums[P][Tile::kSums][4] = {}, row_max[P], total[P] = {};
   for (int i = 0; i < P; ++i) row_max[i] = -INFINITY;
+  const float factor = p.factor();
   for (int from = block.begin; from < block.end; from += R) {
     __syncthreads();
     load_tile<kHead>(keys, block.end - from, p.head,
@@ -136,6 +147,7 @@ __global__ void __launch_bounds__(kPlainThreads)
     __syncthreads();
     float s[P][P];
     multiply_plain<kHead>(s, queries, keys, p.head);
+    if (p.cap > 0) apply_tanh(s, p);
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       const int row = block.first + ty + kSide * i;
@@ -144,7 +156,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 #pragma unroll
       for (int j = 0; j < P; ++j) {
         const int key = from + tx + kSide * j;
-        s[i][j] = begin <= key && key < limit ? s[i][j] * p.scale : -INFINITY;
+        s[i][j] = begin <= key && key < limit ? s[i][j] * factor : -INFINITY;
         now = fmaxf(now, s[i][j]);
       }
       now = fmaxf(row_max[i], row_combine(now, [](float x, float y) { return fmaxf(x, y); }));
@@ -208,6 +220,7 @@ __global__ void __launch_bounds__(kPlainThreads)
                    [&](int i) { return own_d + at_d.at(b, first + i, h); });
 
   float sums[P][Tile::kSums][4] = {}, sums_d[P][Tile::kSums][4] = {};
+  const float factor = p.factor();
   const int begin = kQueries ? p.begin(b, first, 0) : p.causal ? first / R * R : 0;
   const int end =
       kQueries ? p.visible(min(own_count, first + R) - 1, 0) : p.queries_end(b, first + R - 1, first);
@@ -225,6 +238,7 @@ __global__ void __launch_bounds__(kPlainThreads)
       float s[P][P], d[P][P];
       multiply_plain<kHead>(s, mine, theirs, p.head);
       multiply_plain<kHead>(d, mine_d, theirs_d, p.head);
+      if (p.cap > 0) apply_tanh(s, p);
 #pragma unroll
       for (int i = 0; i < P; ++i)
 #pragma unroll
@@ -233,8 +247,9 @@ __global__ void __launch_bounds__(kPlainThreads)
           const int query = kQueries ? row : column, key = kQueries ? column : row;
           const float2 two = pair[query];
           const bool seen = p.begin(b, query, 0) <= key && key < p.visible(query, 0);
-          s[i][j] = seen ? exp2f(fmaf(s[i][j], p.scale * kLog2e, -two.x)) : 0.0f;
-          d[i][j] = s[i][j] * (d[i][j] - two.y);
+          const float slope = p.cap > 0 ? 1.0f - s[i][j] * s[i][j] : 1.0f;
+          s[i][j] = seen ? exp2f(fmaf(s[i][j], factor * kLog2e, -two.x)) : 0.0f;
+          d[i][j] = s[i][j] * (d[i][j] - two.y) * slope;
         }
       if constexpr (!kQueries) accumulate_plain<kHead>(sums_d, s, scores, theirs_d, p.head);
       accumulate_plain<kHead>(sums, d, scores, theirs, p.head);

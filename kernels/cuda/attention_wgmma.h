@@ -26,7 +26,7 @@ __device__ inline void to_operand(const float (&s)[1][N][4], uint32_t (&rows)[N 
   }
 }
 
-template <typename T, int kHead>
+template <typename T, int kHead, bool kCapped>
 __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
     forward_wgmma(const Attention p, const T* q, const T* k, const T* v, const Results<T> results) {
 #ifdef HET_HAS_WGMMA
@@ -76,12 +76,13 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   copy_keys(first_tile);
   commit_copies();
 
-  const float c = p.scale * kLog2e;
+  const float c = p.factor() * kLog2e;
   float sums[1][D][4] = {}, row_max[1][2] = {{-INFINITY, -INFINITY}}, total[1][2] = {};
   const WarpKeys seen(p, block, block.first + warp_row, 16, 0);
 
   uint32_t rows[N / 2][4];  // probabilities of the last tile
   const auto softmax_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
+    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
     if (!seen.sees_all(tile * kKeys, kKeys))
       mask(p, s, b, block.first + warp_row, tile * kKeys, block.end, 0);
     return online_softmax(s, row_max, total, shrink, c);

@@ -25,4 +25,10 @@ __device__ inline float fast_reciprocal(float x) {
 #endif
 }
 
+// To 2^-22, not relative to small results.
+__device__ inline float fast_tanh(float x) {
+  constexpr float kTwoLog2e = 2.8853900817779268f;
+  return 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * kTwoLog2e) + 1.0f);
+}
+
 }  // namespace het::HET_CUDA

@@ -12,15 +12,16 @@ namespace {
 
 struct Setting {
   bool causal;
-  int64_t window;  // keys that a query sees at most
-  double scale;
+  int64_t window;     // keys that a query sees at most
+  double scale, cap;  // cap: of scores, 0 without one
 
   explicit Setting(const KernelRequest& request)
       : causal(request.attributes.get<bool>("causal", false)),
         window(request.attributes.get<int64_t>("window", INT64_MAX)),
         scale(request.attributes.get<double>(
             "scale", 1 / std::sqrt(static_cast<double>(
-                             request.inputs[request.op.name == "attention_gradient"].type.shape[3])))) {}
+                             request.inputs[request.op.name == "attention_gradient"].type.shape[3])))),
+        cap(request.attributes.get<double>("score_cap", 0)) {}
 
   // Keys that query i of t sees, of s: the last query sees all.
   int64_t visible(int64_t i, int64_t t, int64_t s) const {
@@ -28,6 +29,11 @@ struct Setting {
   }
   // The first of the `seen` keys that are in the window.
   int64_t begin(int64_t seen) const { return std::max<int64_t>(0, seen - window); }
+  // The score of a product q . k, and what the derivative by scale q . k multiplies.
+  double score(double product) const {
+    return cap == 0 ? scale * product : cap * std::tanh(scale * product / cap);
+  }
+  double slope(double score) const { return cap == 0 ? 1 : 1 - score * score / (cap * cap); }
 };
 
 double dot(const View& q, const View& k, int64_t b, int64_t i, int64_t h, int64_t j, int64_t kh) {
@@ -52,10 +58,11 @@ class Begins {
 
 // One query's attention over the keys from `begin` to `seen`, with scratch for as many; its log-sum-exp is
 // returned.
-double attend(const View& q, const View& k, const View& v, const View& out, double scale, int64_t b,
+double attend(const View& q, const View& k, const View& v, const View& out, const Setting& setting, int64_t b,
               int64_t i, int64_t h, int64_t kh, int64_t begin, int64_t seen, double* p) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
-  for (int64_t j = begin; j < seen; ++j) most = std::max(most, p[j] = scale * dot(q, k, b, i, h, j, kh));
+  for (int64_t j = begin; j < seen; ++j)
+    most = std::max(most, p[j] = setting.score(dot(q, k, b, i, h, j, kh)));
   for (int64_t j = begin; j < seen; ++j) total += std::exp(p[j] - most);
   const double lse = seen > begin ? most + std::log(total) : most;
   for (int64_t j = begin; j < seen; ++j) p[j] = std::exp(p[j] - lse);
@@ -67,7 +74,7 @@ double attend(const View& q, const View& k, const View& v, const View& out, doub
   return lse;
 }
 
-// out[b, i, h] = sum_j softmax_j(scale q_i . k_j) v_j; query head h uses key head h / (hq / hk).
+// out[b, i, h] = sum_j softmax_j(score(q_i . k_j)) v_j; query head h uses key head h / (hq / hk).
 std::unique_ptr<Kernel> attention(const KernelRequest& request) {
   const auto body = [setting = Setting(request)](const Operands& o) {
     const View q = o.in(0), k = o.in(1), v = o.in(2), out = o.out(0), lse = o.out(1);
@@ -77,15 +84,14 @@ std::unique_ptr<Kernel> attention(const KernelRequest& request) {
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i) {
           const int64_t seen = setting.visible(i, t, s), begin = std::max(begins[i], setting.begin(seen));
-          lse.set_at(attend(q, k, v, out, setting.scale, b, i, h, h / group, begin, seen, o.scratch()), b, h,
-                     i);
+          lse.set_at(attend(q, k, v, out, setting, b, i, h, h / group, begin, seen, o.scratch()), b, h, i);
         }
     }
   };
   return kernel_of(request, body, request.inputs[1].type.shape[1]);
 }
 
-// With p_ij = exp(scale q_i . k_j - lse_i), e_i = dout_i . out_i and ds_ij = p_ij (dout_i . v_j - e_i):
+// With p_ij = exp(score_ij - lse_i), e_i = dout_i . out_i and ds_ij = p_ij (dout_i . v_j - e_i) slope_ij:
 // dq_i = scale sum_j ds_ij k_j, dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij dout_i.
 std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
   const Shape& q = request.inputs[1].type.shape;
@@ -111,8 +117,9 @@ std::unique_ptr<Kernel> attention_gradient(const KernelRequest& request) {
                 for (int64_t j = 0; j < s; ++j) {
                   const int64_t at = (g * t + i) * s + j;
                   const bool sees = begin <= j && j < seen;
-                  p[at] = sees ? std::exp(setting.scale * dot(q, k, b, i, h, j, kh) - lse.at(b, h, i)) : 0;
-                  ds[at] = sees ? p[at] * (dot(dout, v, b, i, h, j, kh) - e) : 0;
+                  const double score = sees ? setting.score(dot(q, k, b, i, h, j, kh)) : 0;
+                  p[at] = sees ? std::exp(score - lse.at(b, h, i)) : 0;
+                  ds[at] = sees ? p[at] * (dot(dout, v, b, i, h, j, kh) - e) * setting.slope(score) : 0;
                 }
                 for (int64_t c = 0; c < d; ++c) {
                   double total = 0;
@@ -157,7 +164,7 @@ std::unique_ptr<Kernel> attention_cached(const KernelRequest& request) {
     for (int64_t b = 0; b < q.size(0); ++b)
       for (int64_t h = 0; h < q.size(2); ++h)
         for (int64_t i = 0; i < t; ++i)
-          attend(q, k_cache, v_cache, out, setting.scale, b, i, h, h / group, setting.begin(position + i + 1),
+          attend(q, k_cache, v_cache, out, setting, b, i, h, h / group, setting.begin(position + i + 1),
                  position + i + 1, o.scratch());
   };
   return kernel_of(request, body, request.outputs[1].type.shape[1]);

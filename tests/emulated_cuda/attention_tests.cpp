@@ -65,12 +65,14 @@ std::vector<int> starts_of(int64_t tokens, int64_t length) {
   return starts;
 }
 
-Work work_of(std::string_view op, DType dtype, int64_t head, int64_t offset, double scale) {
+Work work_of(std::string_view op, DType dtype, int64_t head, int64_t offset, double scale, double cap = 0) {
   const TensorType x{dtype, {1, 130, 2, head}}, lse{DType::f32, {1, 2, 130}};
   Call call = op == "attention_gradient" ? Call({x, x, x, x, x, lse}, {x, x, x}, offset)
                                          : Call({x, x, x}, {x, lse}, offset);
   const Work before{emulated::products(), emulated::bank_conflicts()};
-  call.run(op.data(), {{"causal", true}, {"scale", scale}});
+  Attributes attributes{{"causal", true}, {"scale", scale}};
+  if (cap > 0) attributes.set("score_cap", cap);
+  call.run(op.data(), attributes);
   return {emulated::products() - before.products, emulated::bank_conflicts() - before.conflicts};
 }
 
@@ -84,6 +86,7 @@ TEST_CASE("attention uses tensor cores where operands allow it, without bank con
         const Work work = work_of(op, dtype, head, 0, 0.1);
         CHECK(work.products > 0);
         CHECK(work.conflicts == 0);
+        CHECK(work_of(op, dtype, head, 0, 0.1, 50).products == work.products);
         CHECK(work_of(op, dtype, head, 1, 0.1).products == 0);
       }
     CHECK(work_of(op, DType::f32, 64, 0, 0.1).products == 0);
@@ -162,6 +165,7 @@ TEST_CASE("attention is the reference's on GPUs of each generation") {
     bool causal;
     int64_t example = 0;  // tokens of one; 0: rows are not packed
     int64_t window = 0;   // 0: none
+    double cap = 0;       // 0: none
   };
   for (const Sizes& z :
        {Sizes{1, 300, 300, 2, 1, 128, true}, Sizes{1, 70, 400, 1, 1, 64, false},
@@ -169,13 +173,16 @@ TEST_CASE("attention is the reference's on GPUs of each generation") {
         Sizes{1, 300, 300, 2, 1, 128, true, 70}, Sizes{2, 290, 290, 2, 2, 64, true, 131},
         Sizes{1, 260, 260, 1, 1, 40, true, 3}, Sizes{1, 129, 129, 1, 1, 64, true, 1},
         Sizes{1, 300, 300, 2, 1, 128, true, 0, 70}, Sizes{1, 129, 129, 1, 1, 64, true, 0, 1},
-        Sizes{1, 290, 290, 2, 2, 64, true, 40, 131}, Sizes{1, 290, 290, 1, 1, 64, true, 150, 40}})
+        Sizes{1, 290, 290, 2, 2, 64, true, 40, 131}, Sizes{1, 290, 290, 1, 1, 64, true, 150, 40},
+        Sizes{1, 300, 300, 2, 1, 128, true, 0, 0, 2}, Sizes{1, 70, 400, 1, 1, 64, false, 0, 0, 0.5},
+        Sizes{1, 290, 290, 1, 1, 40, true, 150, 40, 30}})
     for (const DType dtype : {DType::bf16, DType::f16}) {
       const TensorType q{dtype, {z.batch, z.queries, z.query_heads, z.head}};
       const TensorType k{dtype, {z.batch, z.keys, z.key_heads, z.head}};
       const TensorType lse{DType::f32, {z.batch, z.query_heads, z.queries}};
       Attributes attributes{{"causal", z.causal}, {"scale", 0.2}};
       if (z.window > 0) attributes.set("window", z.window);
+      if (z.cap > 0) attributes.set("score_cap", z.cap);
       std::vector<Tensor> in, wanted;
       for (const TensorType& type : {q, k, k}) {
         in.emplace_back(type);

@@ -106,6 +106,55 @@ void add_windows(std::vector<Case>& cases) {
                    kProducts});
 }
 
+// Capped scores: far beyond the cap, about it and far below; alone, with windows and in rows of several
+// examples, seen by all, and with a cache.
+void add_caps(std::vector<Case>& cases) {
+  struct Capped {
+    Sizes s;
+    bool causal;
+    double cap;
+    int64_t window = 0;  // 0: none
+    OperandCase starts = absent();
+  };
+  const std::vector<Capped> all = {
+      {{1, 1, 1, 1, 1, 1}, true, 1.5},
+      {{2, 5, 9, 4, 1, 8}, false, 0.5},
+      {{1, 33, 33, 2, 1, 16}, true, 50},
+      {{1, 70, 70, 2, 2, 32}, true, 2},
+      {{2, 150, 150, 2, 1, 64}, true, 1, 40},
+      {{1, 140, 140, 4, 2, 128}, true, 1.5},
+      {{1, 40, 70, 2, 1, 128}, false, 3},
+      {{2, 40, 40, 2, 1, 256}, true, 2},
+      {{2, 70, 70, 1, 1, 136}, true, 2, 50},
+      {{2, 150, 150, 2, 1, 64}, true, 0.75, 40, starts(2, 150, {33, 70, 5, 28, 1}, 13)},
+      {{1, 290, 290, 2, 1, 40}, true, 4, 0, starts(1, 290, {7}, 20)},
+  };
+  for (const auto& [s, causal, cap, window, begin] : all) {
+    const Shape q{s.batch, s.queries, s.query_heads, s.size}, k{s.batch, s.keys, s.key_heads, s.size};
+    Attributes attributes{{"causal", causal}, {"score_cap", cap}};
+    if (window > 0) attributes.set("window", window);
+    if (s.size == 8) attributes.set("scale", 0.7);
+    cases.push_back({"attention", {T(q).in(-2, 2), T(k).in(-2, 2), T(k), begin}, attributes, kProducts});
+    cases.push_back(
+        {"attention_gradient",
+         {T(q).in(-2, 2), T(q), T(k), T(k), T(q), A({s.batch, s.query_heads, s.queries}).in(2, 4), begin},
+         attributes,
+         kTwoProducts});
+  }
+  for (const double position : {0.0, 300.0, 700.0})
+    cases.push_back(
+        {"attention_cached",
+         {T({1, 2, 6, 16}).in(-3, 3), T({1, 2, 2, 16}).in(-3, 3), T({1, 2, 2, 16}),
+          T({1, 720, 2, 16}).in(-3, 3), T({1, 720, 2, 16}), OperandCase{Kind::i32, {1}}.of({position})},
+         {{"score_cap", 1.25}, {"scale", 0.5}},
+         kProducts});
+  cases.push_back({"attention_cached",
+                   {T({2, 70, 2, 64}), T({2, 70, 1, 64}), T({2, 70, 1, 64}), T({2, 100, 1, 64}),
+                    T({2, 100, 1, 64}), OperandCase{Kind::i32, {1}}.of({20})},
+                   {{"score_cap", 0.5}, {"window", int64_t{45}}},
+                   kProducts});
+}
+
 }  // namespace
 
 std::vector<Case> attention_cases() {
@@ -131,6 +180,7 @@ std::vector<Case> attention_cases() {
     }
   add_packed(cases);
   add_windows(cases);
+  add_caps(cases);
   // Scores far apart: the running maximum has to be kept.
   Case steep{"attention",
              {T({1, 9, 2, 8}).in(-30, 30), T({1, 9, 2, 8}), T({1, 9, 2, 8})},
@@ -173,8 +223,9 @@ std::vector<Case> attention_cases() {
                    {},
                    kProducts});
   // Scores in reverse.
-  cases.push_back(
-      {"attention", {T({1, 9, 2, 8}), T({1, 9, 2, 8}), T({1, 9, 2, 8})}, {{"scale", -0.5}}, kProducts});
+  for (const Attributes& reverse :
+       {Attributes{{"scale", -0.5}}, Attributes{{"scale", -0.5}, {"score_cap", 0.25}}})
+    cases.push_back({"attention", {T({1, 9, 2, 8}), T({1, 9, 2, 8}), T({1, 9, 2, 8})}, reverse, kProducts});
   return cases;
 }
 

@@ -248,15 +248,21 @@ def rotary():
              [draw(1, 3, 2, 6), whole(3, low=0, high=40)], {"frequencies": frequencies, "interleaved": interleaved})
 
 
-def attended(q, k, v, mask, scale):
-    """PyTorch's scaled_dot_product_attention in the layout [batch, tokens, heads, size], and the log-sum-exp."""
+def attended(q, k, v, mask, scale, cap=None):
+    """PyTorch's scaled_dot_product_attention in the layout [batch, tokens, heads, size], and the log-sum-exp. It has no capped scores:
+    these as transformers has them for Gemma 2."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = q @ k.mT * scale
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
+    if cap is None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    else:
+        out = F.softmax(scores, dim=-1) @ v
     return out.transpose(1, 2), torch.logsumexp(scores, dim=-1).detach()
 
 
@@ -284,6 +290,11 @@ def attention():
         case("attention_cached", cached,
              [draw(2, t, 2, 3), draw(2, t, 1, 3), draw(2, t, 1, 3), draw(2, 6, 1, 3), draw(2, 6, 1, 3), torch.tensor([position])],
              {} if window is None else {"window": window}, through=[])
+    for cap, causal, scale in [(0.5, True, None), (2.0, False, 0.75), (50.0, True, None)]:
+        mask = torch.ones(5, 5, dtype=torch.bool).tril() if causal else None
+        case("attention", lambda q, k, v, m=mask, c=scale, cap=cap: attended(q, k, v, m, c, cap),
+             [draw(1, 5, 4, 2, low=-2, high=2), draw(1, 5, 2, 2, low=-2, high=2), draw(1, 5, 2, 2)],
+             {"causal": causal, "score_cap": cap} | ({} if scale is None else {"scale": scale}))
 
 
 def embedding():

@@ -107,6 +107,7 @@ std::vector<Case> random_cases(uint64_t seed) {
     const Shape keys{q[0], causal ? tokens : dice.size(80), heads, size};
     Attributes seen{{"causal", causal}};
     if (causal && dice.coin()) seen.set("window", dice.size(80));
+    if (tokens % 2 == 0) seen.set("score_cap", static_cast<double>(size) / 4);
     cases.push_back({"attention", {T(q), T(keys), T(keys)}, seen, kTwoProducts});
     cases.push_back({"attention_gradient",
                      {T(q), T(q), T(keys), T(keys), T(q), A({q[0], q[2], q[1]}).in(2, 4)},

@@ -465,9 +465,10 @@ class CommandLine(Case):
     def test_kernels_are_measured(self):
         reply = json.loads(self.hetrun('bench', 'kernels', '--json')[0])
         names = [kernel['name'] for kernel in reply['kernels']]
-        self.assertEqual(len(names), 12)
+        self.assertEqual(len(names), 14)
         self.assertIn('attention, head 128, 512 tokens, backward', names)
         self.assertIn('attention, head 64, 512 tokens, window 64, forward', names)
+        self.assertIn('attention, head 64, 512 tokens, capped, backward', names)
         for kernel in reply['kernels']:
             self.assertGreater(kernel['share'], 0, kernel)
             self.assertIn('tflops' if 'attention' in kernel['name'] else 'gb_per_s', kernel)

@@ -16,9 +16,10 @@ end
 
 -- What attention of [samples, tokens, heads, features] computes; causal, so half of the scores. Its gradient counts as
 -- two and a half times that: five products for two, since it computes the scores again. With a window a token sees so
--- many at most.
-local function attention(settings, features, window)
-  local tokens, attributes = settings.tokens, { causal = true, window = window }
+-- many at most; a cap of scores counts nothing.
+local function attention(settings, features, options)
+  local window, cap = options.window, options.cap
+  local tokens, attributes = settings.tokens, { causal = true, window = window, score_cap = cap }
   local shape = { settings.samples, tokens, settings.heads, features }
   local seen = window or tokens
   local flops = 4 * settings.samples * settings.heads * seen * (tokens - seen / 2) * features
@@ -27,8 +28,8 @@ local function attention(settings, features, window)
     for i, name in ipairs(names) do values[i] = graph:input(name, settings.dtype, shape, true) end
     return unpack(values)
   end
-  local title = ("attention, head %d, %d tokens%s"):format(features, tokens,
-    window and (", window %d"):format(window) or "")
+  local title = ("attention, head %d, %d tokens%s%s"):format(features, tokens,
+    window and (", window %d"):format(window) or "", cap and ", capped" or "")
   return {
     { name = title .. ", forward", op = "attention", flops = flops, build = function(graph)
       local q, k, v = operands(graph, { "q", "k", "v" })
@@ -118,7 +119,7 @@ function kernels.run(given)
   settings.dtype = dtype
   local flops, bandwidth = device:product_flops(dtype), device:bandwidth()
   local cases, results = {}, {}
-  for _, each in ipairs { { 64 }, { 128 }, { 64, settings.tokens / 8 } } do
+  for _, each in ipairs { { 64, {} }, { 128, {} }, { 64, { window = settings.tokens / 8 } }, { 64, { cap = 50 } } } do
     for _, case in ipairs(attention(settings, unpack(each))) do cases[#cases + 1] = case end
   end
   for _, case in ipairs(streams(settings)) do cases[#cases + 1] = case end

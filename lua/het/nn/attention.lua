@@ -40,7 +40,8 @@ local function cached(self, q, k, v)
   local keys = b.graph:buffer("cache." .. path .. ".keys", q.dtype, shape)
   local values = b.graph:buffer("cache." .. path .. ".values", q.dtype, shape)
   local position = b:input("position", "i32", { 1 }, true)
-  return (op.attention_cached(q, k, v, keys, values, position, { scale = a.score_scale, window = a.window }))
+  return (op.attention_cached(q, k, v, keys, values, position,
+    { scale = a.score_scale, score_cap = a.score_cap, window = a.window }))
 end
 
 -- x[samples, tokens, heads, d] with rotary positions: its first turned_size(a) features of each head.
@@ -60,51 +61,6 @@ local function turned(self, x)
   if size == whole then return part end
   return (op.concat(part, op.slice(x, { dim = -1, start = size, length = whole - size }), { dim = -1 }))
 end
-
--- Scores of tokens that must not be seen get this times the distance to the nearest that may be.
-local forbidding = -1e9
-
--- 0 where token i sees token j, else far below 0: [tokens, tokens], from positions alone; of rows of several examples
--- [samples, 1, 1, tokens, tokens].
-local function mask(self, samples, tokens)
-  local a = self.arguments
-  local at = op.cast(self.builder:positions(tokens), { dtype = "f32" })
-  local starts = self.builder:starts(samples, tokens)
-  local ahead = op.sub(op.reshape(at, { shape = { 1, tokens } }), op.reshape(at, { shape = { tokens, 1 } }))
-  local result = op.relu(ahead)
-  if a.window and a.window < tokens then
-    result = op.add(result, op.relu(op.shift(op.neg(ahead), { amount = 1 - a.window })))
-  end
-  if starts then
-    starts = op.reshape(op.cast(starts, { dtype = "f32" }), { shape = { samples, 1, 1, tokens, 1 } })
-    result = op.add(op.relu(op.sub(starts, op.reshape(at, { shape = { 1, tokens } }))), result)
-  end
-  return op.scale(result, { factor = forbidding })
-end
-
--- Causal attention with all scores in memory: with capped scores, which the tiled operator has not.
-local function with_scores(self, q, k, v)
-  local a = self.arguments
-  local samples, tokens, d = q.shape[1], q.shape[2], q.shape[4]
-  local hk, group = kv_heads(a), a.heads / kv_heads(a)
-  local function by_heads(x, heads, rows)   -- [samples, heads of keys, rows, d]
-    return op.reshape(op.transpose(x, { order = { 0, 2, 1, 3 } }), { shape = { samples, heads, rows, d } })
-  end
-  local keys, values = by_heads(k, hk, tokens), by_heads(v, hk, tokens)
-  local scores = op.matmul(by_heads(q, hk, group * tokens), keys, { transpose_b = true })
-  if scores.dtype ~= "f32" then scores = op.cast(scores, { dtype = "f32" }) end
-  local scale = a.score_scale or 1 / math.sqrt(d)
-  scores = op.scale(op.tanh(op.scale(scores, { factor = scale / a.score_cap })), { factor = a.score_cap })
-  scores = op.add(op.reshape(scores, { shape = { samples, hk, group, tokens, tokens } }), mask(self, samples, tokens))
-  local shares = op.softmax(scores)
-  if q.dtype ~= "f32" then shares = op.cast(shares, { dtype = q.dtype }) end
-  local y = op.matmul(op.reshape(shares, { shape = { samples, hk, group * tokens, tokens } }), values)
-  y = op.reshape(y, { shape = { samples, a.heads, tokens, d } })
-  return op.transpose(y, { order = { 0, 2, 1, 3 } })
-end
-
--- Is it what the operators with tiles and with a cache compute?
-local function is_plain(a) return not a.score_cap end
 
 -- Keys that a token sees, on average over a row.
 local function keys_seen(a, context)
@@ -137,19 +93,15 @@ attention.attention = layer.define {
     { "norm_offset", "number", "added to the weights of these norms", default = 0, choices = { 0, 1 } },
     { "eps", "number", "of these norms", default = 1e-5, above = 0 },
     { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
-    { "score_cap", "number", "scores are cap · tanh(score / cap); memory grows with the square of the context",
-      above = 0 },
+    { "score_cap", "number", "scores are cap · tanh(score / cap)", above = 0 },
     { "window", "integer", "a token sees itself and those before it, so many in all", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
   check = function(a, report)
     attention.check_heads(a, report, "nn.attention")
-    if not a.causal and (a.window or a.score_cap) then
-      local name = a.window and "window" or "score_cap"
-      report(name, ("nn.attention.%s needs causal = true"):format(name))
-    end
+    if not a.causal and a.window then report("window", "nn.attention.window needs causal = true") end
   end,
-  pointwise = is_plain,   -- it then knows the cache
+  pointwise = true,   -- it knows the cache
   packs = function(a) return a.causal end,
   show = function(a)
     return ("%d in %d heads%s%s%s%s%s%s"):format(a.width, a.heads,
@@ -188,11 +140,10 @@ attention.attention = layer.define {
     if a.qk_norm == "head" then q, k = self.q_norm(q), self.k_norm(k) end
     if a.rotary then q, k = turned(self, q), turned(self, k) end
     local y
-    if not is_plain(a) then y = with_scores(self, q, k, v)
-    elseif self.builder.cache and a.causal then y = cached(self, q, k, v)
+    if self.builder.cache and a.causal then y = cached(self, q, k, v)
     else
       local starts = self.builder:starts(samples, tokens)
-      local attributes = { causal = a.causal, scale = a.score_scale, window = a.window }
+      local attributes = { causal = a.causal, scale = a.score_scale, score_cap = a.score_cap, window = a.window }
       y = (starts and op.attention(q, k, v, starts, attributes) or op.attention(q, k, v, attributes))
     end
     y = self.out(op.reshape(y, { shape = { samples, tokens, hq * d } }))
