@@ -5,5 +5,5 @@ local function decoder(more)
   for name, value in pairs(sizes) do more[name] = value end
   return het.nn.decoder(more)
 end
-decoder { family = "qwen2", window = 8 }
+decoder { family = "olmo2", window = 8 }
 return decoder { family = "gemma3" }

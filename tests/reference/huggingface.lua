@@ -13,7 +13,8 @@ local settings = {
     original_max_position_embeddings = 8 } },
   mixtral = { experts = 4 }, olmoe = { experts = 4, top = 2 }, qwen3_moe = { experts = 4, top = 2, hidden = 24 },
   mistral = { window = 4, kv_heads = 2, rotary = 500 },
-  qwen2 = { scaling = { rope_type = "yarn", factor = 2, original_max_position_embeddings = 8 } },
+  qwen2 = { window = 4, window_after = 2,
+    scaling = { rope_type = "yarn", factor = 2, original_max_position_embeddings = 8 } },
   qwen3 = { head_size = 16, kv_heads = 1, tied = true },
 }
 

@@ -53,6 +53,10 @@ CASES = {
     'mistral window': lambda: transformers.MistralForCausalLM(transformers.MistralConfig(
         **SMALL, num_key_value_heads=2, sliding_window=4)),
     'qwen2': lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SMALL, num_key_value_heads=2)),
+    'qwen2 window': lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        **SMALL, num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1)),
+    'qwen3 window': lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+        **SMALL, num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=3, max_window_layers=0)),
     'qwen3': lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
         **SMALL, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)),
     'olmo2': lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SMALL, num_key_value_heads=2)),

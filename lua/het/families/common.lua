@@ -106,6 +106,32 @@ function common.write_layers(a, config)
   end
 end
 
+--- What Qwens with windows in their last layers have.
+common.late_windows = {
+  { "use_sliding_window", written = function(a) return a.window ~= nil end },
+  { "sliding_window", "window", default = 4096, written = common.or_null "window" },
+  { "max_window_layers", "window_after", default = 28, written = function(a)
+    return a.window and (a.window_after or 0) or a.layers
+  end },
+}
+
+--- For `read`: these layers, also from `layer_types`.
+function common.read_late_windows(config, a, refuse)
+  local types = config.layer_types
+  if config.use_sliding_window and type(types) == "table" then
+    a.window_after = #types
+    for number, kind in ipairs(types) do
+      if kind == "sliding_attention" then a.window_after = math.min(a.window_after, number - 1) end
+      if kind ~= (number > a.window_after and "sliding_attention" or "full_attention") then
+        refuse(("layer_types has '%s' for layer %d; full_attention for the first layers and sliding_attention for all "
+          .. "others is supported"):format(tostring(kind), number))
+      end
+    end
+  end
+  if not config.use_sliding_window or a.window_after >= a.layers then a.window = nil end
+  if not a.window or a.window_after == 0 then a.window_after = nil end
+end
+
 --- The tensors of a model with LLaMA's names.
 -- @tparam table differs `attention_norm`, `mlp_norm`: their names; `qkv_bias`, `out_bias`, `mlp_bias`: whether there
 -- is one, or the argument that says so; `more`: rows of a block besides

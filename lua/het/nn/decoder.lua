@@ -116,10 +116,10 @@ local function block_arguments(a, i)
       experts = a.experts, top = a.top, gated = true, normalised = a.normalised, activation = a.activation,
       auxiliary = a.auxiliary, capacity = a.capacity or a.experts / a.top }
   end
-  -- Every so many layers one sees all; the others have the window, and may have other positions.
-  local is_global = not a.window_every or i % a.window_every == 0
-  if a.window_every and is_global or (b.window and b.window >= a.context) then b.window = nil end
-  if not is_global and a.local_rotary then b.rotary, b.scaling = a.local_rotary, nil end
+  -- The first layers, or every so many one, see all; the others have the window, and may have other positions.
+  local is_local = i > (a.window_after or 0) and (not a.window_every or i % a.window_every ~= 0)
+  if not is_local or (b.window and b.window >= a.context) then b.window = nil end
+  if is_local and a.window_every and a.local_rotary then b.rotary, b.scaling = a.local_rotary, nil end
   return b
 end
 
@@ -151,6 +151,7 @@ local fields = {
   { "tied", "boolean", "the classifier is the embedding's table (default: the family's)" },
   { "logit_cap", "number", "logits are cap · tanh(logit / cap)", above = 0 },
   { "window_every", "integer", "of so many layers the last has no window", min = 1 },
+  { "window_after", "integer", "so many layers, the first ones, have no window", min = 1 },
   { "local_rotary", "number", "base of the rotary positions of layers with a window (default: as the others)",
     above = 1 },
   { "experts", "integer", "experts in each block, of families that have them", min = 1 },
