@@ -1,4 +1,4 @@
--- What a family's models cannot be given, and a name that is another's beginning.
+-- What a family's models cannot be given, what has no effect, and a name that is another's beginning.
 local het = require "het"
 local sizes = { vocab = 64, context = 32, width = 32, layers = 1, heads = 4 }
 local function decoder(more)
@@ -6,4 +6,6 @@ local function decoder(more)
   return het.nn.decoder(more)
 end
 decoder { family = "olmo2", window = 8 }
+decoder { family = "gemma2", window_every = 3 }
+decoder { family = "qwen2", window_after = 1 }
 return decoder { family = "gemma3" }

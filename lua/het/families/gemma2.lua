@@ -2,6 +2,7 @@
 local common = require "het.families.common"
 
 local block = "model.layers.%d."
+local read_layers = common.read_layers(2)
 
 return {
   architecture = "Gemma2ForCausalLM",
@@ -14,7 +15,12 @@ return {
     { "hidden_activation", "activation", values = common.gemma_activations, default = "gelu_pytorch_tanh" },
   }),
   rope = true,
-  read = common.read_layers(2), reads = { "window_every" }, write = common.write_layers,
+  reads = { "window_every" },
+  read = function(config, a, refuse)
+    read_layers(config, a, refuse)
+    if not a.window then a.window_every = nil end   -- sliding_window is null: all layers see all
+  end,
+  write = common.write_layers,
   extra = { bos_token_id = 0, eos_token_id = 0, pad_token_id = 0 },
   tensors = common.tensors { qkv_bias = "bias", out_bias = "bias", mlp_norm = "pre_feedforward_layernorm", more = {
     { block .. "post_attention_layernorm", "blocks.%d.attention_post_norm" },

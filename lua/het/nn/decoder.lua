@@ -182,6 +182,11 @@ decoder.decoder = layer.define(language.with({
     if not a.block then attention.check_heads(s, report, "nn.decoder") end
     local problem, field = families.problem(a)
     if problem then report(field, problem) end
+    if not s.window then
+      -- Without a window `window_every` still chooses the layers with `local_rotary`.
+      local idle = a.window_after and "window_after" or a.window_every and not s.local_rotary and "window_every"
+      if idle then report(idle, ("nn.decoder.%s has no effect without `window`"):format(idle)) end
+    end
     language.check_blocks(a, report, "nn.decoder")
   end,
   pointwise = true,
