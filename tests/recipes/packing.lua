@@ -71,6 +71,7 @@ local models = {
   olmoe = function() return decoder("olmoe", { experts = 3, top = 2 }) end,
   phi3 = function() return decoder("phi3", {}) end,
   qwen2 = function() return decoder("qwen2", { kv_heads = 1 }) end,
+  qwen2_moe = function() return decoder("qwen2_moe", { experts = 3, top = 2, shared = 24, experts_every = 2 }) end,
   qwen3 = function() return decoder("qwen3", { kv_heads = 1 }) end,
   qwen3_moe = function() return decoder("qwen3_moe", { experts = 3, top = 1 }) end,
 }

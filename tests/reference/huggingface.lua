@@ -15,6 +15,7 @@ local settings = {
   mistral = { window = 4, kv_heads = 2, rotary = 500 },
   qwen2 = { window = 4, window_after = 2,
     scaling = { rope_type = "yarn", factor = 2, original_max_position_embeddings = 8 } },
+  qwen2_moe = { experts = 4, top = 2, hidden = 24, shared = 40, dense_layers = { 1 }, dense_hidden = 48 },
   qwen3 = { head_size = 16, kv_heads = 1, tied = true },
 }
 

@@ -91,12 +91,22 @@ CASES = {
     'qwen3_moe': lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
         **SMALL, num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
         norm_topk_prob=True)),
+    'qwen3_moe some dense': lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        **SMALL, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20,
+        mlp_only_layers=[1])),
+    'qwen2_moe': lambda: transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(
+        **SMALL, num_key_value_heads=2, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+        shared_expert_intermediate_size=36)),
+    'qwen2_moe some dense': lambda: transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(
+        **{**SMALL, 'num_hidden_layers': 4}, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=20, shared_expert_intermediate_size=36, norm_topk_prob=True, qkv_bias=False,
+        decoder_sparse_step=2, mlp_only_layers=[3])),
     'bert': lambda: transformers.BertForMaskedLM(transformers.BertConfig(
         vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
         max_position_embeddings=16)),
 }
 FRESH = ['gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'llama', 'mistral', 'mixtral', 'olmo2', 'olmoe', 'phi3',
-         'qwen2', 'qwen3', 'qwen3_moe']
+         'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe']
 
 
 def tokens():

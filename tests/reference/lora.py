@@ -37,6 +37,8 @@ TARGETS = {
 PARAMETERS = {
     'mixtral': {'target_modules': ['q_proj', 'v_proj'], 'target_parameters': ['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']},
     'olmoe': {'target_modules': [], 'target_parameters': ['experts.gate_up_proj']},
+    'qwen2_moe': {'target_modules': ['v_proj', 'shared_expert.up_proj', 'shared_expert_gate'],
+                  'target_parameters': ['mlp.experts.gate_up_proj']},
     'qwen3_moe': {'target_modules': ['o_proj'], 'target_parameters': ['mlp.experts.down_proj']},
 }
 # Layers with another rank or alpha.

@@ -37,6 +37,13 @@ common.sizes = {
   { "num_attention_heads", "heads", need = true },
 }
 
+--- The same, where `hidden` is of an expert.
+common.expert_sizes = {}
+for i, row in ipairs(common.sizes) do
+  common.expert_sizes[i] = row[2] == "hidden"
+    and { "moe_intermediate_size", "hidden", need = true, written = row.written } or row
+end
+
 --- For `written`: the argument, or null.
 function common.or_null(name)
   return function(a) return a[name] or native.null end
@@ -152,17 +159,53 @@ function common.tensors(differs)
   })
 end
 
---- Rows of a mixture of experts, and of its other tensors, in place of LLaMA's feed-forward layer.
--- @tparam table names of `mlp`, `side`, `up` and `down`
+--- Does a layer, of this number from 0, have experts? `a`: the model's arguments with the family's.
+function common.has_experts(a, number)
+  if not a.experts or (number + 1) % (a.experts_every or 1) ~= 0 then return false end
+  for _, dense in ipairs(a.dense_layers or {}) do
+    if dense == number then return false end
+  end
+  return true
+end
+
+local function is_dense(a, number) return not common.has_experts(a, number) end
+
+--- Which layers of a Qwen have experts, and the feed-forward layer of the others.
+common.sparse_layers = {
+  { "decoder_sparse_step", "experts_every", default = 1, written = function(a) return a.experts_every or 1 end },
+  { "intermediate_size", "dense_hidden", written = function(a)
+    return a.dense_hidden or require("het.nn.attention").swiglu_hidden(a.width)
+  end },
+}
+
+--- For `read` and `write`: the same, of lists.
+function common.read_dense_layers(config, a)
+  local dense = config.mlp_only_layers
+  if type(dense) == "table" and #dense > 0 then a.dense_layers = dense end
+end
+function common.write_dense_layers(a, config) config.mlp_only_layers = a.dense_layers or native.null end
+
+--- Rows of a mixture of experts, and of its other tensors; those of LLaMA's feed-forward layer where a layer has no
+-- experts.
+-- @tparam table names of `mlp`, `side`, `up` and `down`; `shared`: of the expert that all tokens go to
 -- @tparam table differs as common.tensors has it
 function common.expert_tensors(names, differs)
-  local rows, mlp = {}, "model.layers.%d." .. names.mlp
-  for _, row in ipairs(common.tensors(differs)) do
-    if not (type(row[2]) == "string" and row[2]:find "mlp%.") then rows[#rows + 1] = row end
+  local rows, mlp = common.tensors(differs), "model.layers.%d." .. names.mlp
+  for _, row in ipairs(rows) do
+    if type(row[2]) == "string" and row[2]:find "mlp%." then row.when = is_dense end
   end
-  rows[#rows + 1] = { mlp .. ".gate.weight", "blocks.%d.mlp.gate", plain = true }
-  for _, part in ipairs { "side", "up", "down" } do
-    rows[#rows + 1] = { mlp .. ".experts.%e." .. names[part], "blocks.%d.mlp." .. part, experts = true }
+  local function add(theirs, ours, kind)
+    local row = { mlp .. "." .. theirs, "blocks.%d.mlp." .. ours, when = common.has_experts }
+    if kind then row[kind] = true end
+    rows[#rows + 1] = row
+  end
+  add("gate.weight", "gate", "plain")
+  for _, part in ipairs { "side", "up", "down" } do add("experts.%e." .. names[part], part, "experts") end
+  if names.shared then
+    for _, part in ipairs { "gate", "up", "down" } do
+      add(("%s.%s_proj"):format(names.shared, part), "shared." .. part)
+    end
+    add(names.shared .. "_gate", "shared_gate")
   end
   return rows
 end

@@ -26,6 +26,7 @@
 --                   zeros      theirs always has a bias: without ours it is written as zeros
 --                   plain      the names are whole
 --                   untied     only of a classifier with a table of its own
+--                   when       function(arguments, number): whether the block of this number has it
 --                   experts    %e is the number of an expert: theirs one below the other are ours
 --   alternatives  { pattern, replacement } by which names of some checkpoints differ
 local define = require "het.language.define"
@@ -36,7 +37,7 @@ local text = require "het.text"
 local families = {}
 
 local names = { "bert", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2",
-  "olmoe", "phi3", "qwen2", "qwen3", "qwen3_moe" }
+  "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe" }
 local known = {}
 for _, name in ipairs(names) do known[name] = true end
 
@@ -327,7 +328,9 @@ function families.rows(family, a)
     local ours = type(row[2]) == "table" and row[2][1] or row[2]
     if not (row.untied and s.tied) then
       if theirs:find("%%d") or ours:find("%%d") then
-        for i = 0, s.layers - 1 do add(row, i) end
+        for i = 0, s.layers - 1 do
+          if not row.when or row.when(s, i) then add(row, i) end
+        end
       else
         add(row)
       end

@@ -2,11 +2,13 @@
 -- one model, whose family (lua/het/families) chooses them.
 local attention = require "het.nn.attention"
 local basic = require "het.nn.basic"
+local common = require "het.families.common"
 local experts = require "het.nn.experts"
 local families = require "het.families"
 local language = require "het.nn.language"
 local layer = require "het.nn.layer"
 local op = require "het.op"
+local text = require "het.text"
 
 local decoder = {}
 
@@ -111,10 +113,12 @@ local function settings_of(a) return families.settings(a) end
 local function block_arguments(a, i)
   local b = {}
   for _, field in ipairs(block_fields) do b[field[1]] = a[field[1]] end
-  if a.experts then
+  if common.has_experts(a, i - 1) then
     b.mlp = experts.experts { width = a.width, hidden = a.hidden or attention.swiglu_hidden(a.width),
       experts = a.experts, top = a.top, gated = true, normalised = a.normalised, activation = a.activation,
-      auxiliary = a.auxiliary, capacity = a.capacity or a.experts / a.top }
+      auxiliary = a.auxiliary, capacity = a.capacity or a.experts / a.top, shared = a.shared }
+  elseif a.experts then
+    b.hidden = a.dense_hidden
   end
   -- The first layers, or every so many one, see all; the others have the window, and may have other positions.
   local is_local = i > (a.window_after or 0) and (not a.window_every or i % a.window_every ~= 0)
@@ -156,6 +160,11 @@ local fields = {
     above = 1 },
   { "experts", "integer", "experts in each block, of families that have them", min = 1 },
   { "top", "integer", "experts of a token", min = 1 },
+  { "shared", "integer", "features inside an expert that all tokens go to, as nn.experts has it", min = 1 },
+  { "experts_every", "integer", "of so many layers the last has experts (default: 1)", min = 1 },
+  { "dense_layers", "table", "numbers, from 0, of layers without experts besides (default: none)" },
+  { "dense_hidden", "integer", "features inside the feed-forward layer of those without (default: 8/3 · width)",
+    min = 1 },
   { "normalised", "boolean", "what a token's experts count adds up to 1" },
   { "capacity", "number", "places of an expert, as nn.experts has them (default: for all tokens)", above = 0 },
   { "auxiliary", "number", "weight of the loss that balances the experts (default: 0)", min = 0 },
@@ -180,6 +189,12 @@ decoder.decoder = layer.define(language.with({
     if not families.find(a.family) then return end
     local s = settings_of(a)
     if not a.block then attention.check_heads(s, report, "nn.decoder") end
+    for _, number in ipairs(a.dense_layers or {}) do
+      if type(number) ~= "number" or number % 1 ~= 0 or number < 0 or number >= a.layers then
+        report("dense_layers", ("nn.decoder.dense_layers has %s; layers are 0 to %d"):format(text.value(number),
+          a.layers - 1))
+      end
+    end
     local problem, field = families.problem(a)
     if problem then report(field, problem) end
     if not s.window then

@@ -1,6 +1,7 @@
 --- Mixtures of experts.
 local adapter = require "het.nn.adapter"
 local attention = require "het.nn.attention"
+local basic = require "het.nn.basic"
 local errors = require "het.errors"
 local layer = require "het.nn.layer"
 local op = require "het.op"
@@ -50,6 +51,8 @@ experts.experts = layer.define {
     { "normalised", "boolean", "what a token's choices count adds up to 1 (default: where `top` is more than 1)" },
     { "gated", "boolean", "each has a gate as nn.swiglu: down(activation(side(x)) · up(x))", default = false },
     { "activation", "string", "inside", default = "gelu", choices = { "gelu", "gelu_exact", "silu", "relu" } },
+    { "shared", "integer", "features inside one more, which all tokens go to; its result is multiplied by "
+      .. "sigmoid(shared_gate(x)) (default: none)", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
   check = function(a, report)
@@ -58,7 +61,8 @@ experts.experts = layer.define {
     end
   end,
   show = function(a)
-    return ("%d → %d, %s, top %d of %d"):format(a.width, hidden_of(a), a.activation, a.top, a.experts)
+    return ("%d → %d, %s, top %d of %d%s"):format(a.width, hidden_of(a), a.activation, a.top, a.experts,
+      a.shared and ", one shared" or "")
   end,
   -- With places for all tokens none depends on the others.
   pointwise = function(a) return a.capacity * a.top >= a.experts end,
@@ -73,6 +77,15 @@ experts.experts = layer.define {
     }
     if a.gated then list[#list + 1] = { "side", { a.experts, hidden_of(a), a.width }, stacked = true } end
     return list
+  end,
+  children = function(a)
+    if not a.shared then return {} end
+    local kind = a.gated and attention.swiglu or attention.mlp
+    return {
+      { "shared", kind { width = a.width, hidden = a.shared, activation = a.activation, bias = false },
+        residual = "inherit" },
+      { "shared_gate", basic.linear(a.width, 1, { bias = false }) },
+    }
   end,
   forward = function(self, x)
     local a, b = self.arguments, self.builder
@@ -101,7 +114,9 @@ experts.experts = layer.define {
     end
     y = times("down", h)
     y = op.reshape(y, { shape = { a.experts, samples, capacity, a.width } })
-    return b:dropout(op.combine(y, slot, weights(a, chosen)), a.dropout)
+    y = op.combine(y, slot, weights(a, chosen))
+    if a.shared then y = op.add(y, op.mul(self.shared(x), op.sigmoid(self.shared_gate(x)))) end
+    return b:dropout(y, a.dropout)
   end,
 }
 
