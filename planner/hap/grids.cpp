@@ -131,8 +131,8 @@ class Search {
     within.starts.clear();
     within.outer = row->rows.get();
     within.options.most_states = kMostStates;
-    within.options.allows_node = [&](NodeId n, const NodeSharding&) {
-      return !whole[static_cast<size_t>(n)];
+    within.options.allows_node = [&](NodeId n, const NodeSharding& way) {
+      return way.axis < 0 || !whole[static_cast<size_t>(n)];
     };
     for (Synthesised& each : programs_to_try(within, overlapping_)) {
       Plan plan = plan_of(request_, grid_, *row->table, between.program, each.program);

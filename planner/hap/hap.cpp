@@ -4,6 +4,8 @@
 #include <limits>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/ops/op.h"
@@ -24,6 +26,22 @@ std::set<int> sample_axes(const PlacementTable& table) {
       if (value.role == Role::input && !value.per_step && place.dim == 0) axes.insert(static_cast<int>(a));
     }
   return axes;
+}
+
+// Why the samples cannot be cut; "": they can be.
+std::string samples_problem(const PlacementTable& table, const std::set<int>& samples, const Shares& shares) {
+  if (samples.empty()) return "no input has samples that can be cut";
+  const LogicalAxis* most = nullptr;
+  for (const int a : samples) {
+    const LogicalAxis& axis = table.axes()[static_cast<size_t>(a)];
+    if (fills(axis, shares)) return "";
+    if (most == nullptr || axis.units > most->units) most = &axis;
+  }
+  const AxisPlace& place = most->places[0];
+  const int64_t length = table.graph().type(place.value).shape[static_cast<size_t>(place.dim)];
+  return fmt::format("{} {} cannot be cut among {} devices{}", most->units,
+                     most->units == length ? "samples" : "groups of samples", shares.size(),
+                     show_uneven(shares));
 }
 
 // What the published rules lack of a way to run a node; nullopt: they have it.
@@ -157,23 +175,36 @@ Synthesised baseline(const Request& request, Baseline which, std::string& proble
   const Shares even = even_shares(*request.group), proportional = proportional_shares(*request.group);
   const std::set<int> samples = sample_axes(table);
   SearchOptions options;
-  const auto by_samples = [&](NodeId n, const NodeSharding& way) {
-    const bool updates = table.graph().nodes[static_cast<size_t>(n)].phase == Phase::update;
-    return way.axis < 0 || samples.count(way.axis) != 0 || (updates && which == Baseline::zero);
+  // Each device computes with its samples alone whatever it can.
+  const auto by_samples = [&](const Shares& shares) {
+    const std::set<int> filled = fillable(table, shares);
+    return [&, filled](NodeId n, const NodeSharding& way) {
+      const bool updates = table.graph().nodes[static_cast<size_t>(n)].phase == Phase::update;
+      if (way.axis >= 0) return samples.count(way.axis) != 0 || (updates && which == Baseline::zero);
+      const auto& ways = table.shardings(n);
+      return updates || std::none_of(ways.begin(), ways.end(), [&](const NodeSharding& other) {
+               return samples.count(other.axis) != 0 && filled.count(other.axis) != 0;
+             });
+    };
   };
   const auto run = [&](const Shares& shares) {
-    const auto found = synthesis.run(shares, options);
-    if (!found) problem = "it cannot be cut so";
-    return found.value_or(Synthesised{});
+    problem = samples_problem(table, samples, shares);
+    if (!problem.empty()) return Synthesised{};
+    options.allows_node = by_samples(shares);
+    auto found = synthesis.run(shares, options);
+    const auto cuts_samples = [&](const NodeSharding& way) { return samples.count(way.axis) != 0; };
+    const bool is_data_parallel =
+        found && std::any_of(found->program.nodes.begin(), found->program.nodes.end(), cuts_samples);
+    if (is_data_parallel) return *std::move(found);
+    problem = "it cannot be cut so";
+    return Synthesised{};
   };
   switch (which) {
     case Baseline::even_data:
     case Baseline::proportional_data:
-      options.allows_node = by_samples;
       options.allows_state = [](ValueId, PlacementId lies) { return lies == kReplicated; };
       return run(which == Baseline::even_data ? even : proportional);
     case Baseline::zero: {
-      options.allows_node = by_samples;
       ShardingCosts& costs = synthesis.costs();
       options.allows_state = [&, even](ValueId id, PlacementId lies) {
         const auto& placements = table.placements(id);

@@ -28,7 +28,7 @@
 namespace het::planner::hap {
 
 struct SearchOptions {
-  // What may be chosen; null: everything. Replicated nodes and state are always allowed.
+  // What may be chosen; null: everything.
   std::function<bool(NodeId, const NodeSharding&)> allows_node;
   std::function<bool(ValueId, PlacementId)> allows_state;
   // States kept after each group, and inside of one, the cheapest. What is dropped for this alone lowers the

@@ -260,7 +260,7 @@ class Maker {
   std::optional<Step::Way> way_of(NodeId n, int number) {
     const Node& of = node(n);
     const NodeSharding sharding = costs_.way(n, number);
-    if (number > 0 && options_.allows_node && !options_.allows_node(n, sharding)) return std::nullopt;
+    if (options_.allows_node && !options_.allows_node(n, sharding)) return std::nullopt;
     Step::Way way;
     way.number = number;
     way.cost = costs_.node(n, number, shares_);

@@ -70,6 +70,42 @@ ShareRange random_range(Draw& draw, const DeviceGroup& group, const Shares& shar
 
 }  // namespace
 
+TEST_CASE("data parallelism cuts the samples where it costs more than to cut nothing", "[hap]") {
+  for (uint64_t seed = first_seed(); seed < first_seed() + 10; ++seed) {
+    const Graph graph = random_model(seed, 3);
+    const PlacementTable table(graph);
+    const DeviceGroup group(small_cluster(2, 1e3), Precision::f32);
+    const hap::Request request{&table, &group};
+    INFO("seed " << seed);
+    const auto cut_nodes = [](const Synthesised& made) {
+      return std::count_if(made.program.nodes.begin(), made.program.nodes.end(),
+                           [](const NodeSharding& way) { return way.axis >= 0; });
+    };
+    const auto cheapest = cut_nodes(synthesise(request).best);
+    for (const Baseline each : {Baseline::even_data, Baseline::proportional_data, Baseline::zero}) {
+      std::string problem;
+      const Synthesised made = baseline(request, each, problem);
+      INFO(name_of(each) << ": " << problem);
+      REQUIRE(made.found());
+      CHECK(cheapest < cut_nodes(made));
+      for (size_t n = 0; n < graph.nodes.size(); ++n)
+        if (graph.nodes[n].phase == Phase::forward && !table.shardings(static_cast<NodeId>(n)).empty())
+          CHECK(made.program.nodes[n].axis >= 0);
+    }
+  }
+}
+
+TEST_CASE("data parallelism needs a sample for each device", "[hap]") {
+  const Graph graph = random_model(1, 3);
+  const PlacementTable table(graph);
+  const DeviceGroup group(small_cluster(4, 1e9), Precision::f32);
+  for (const Baseline each : {Baseline::even_data, Baseline::zero}) {
+    std::string problem;
+    CHECK(!baseline({&table, &group}, each, problem).found());
+    CHECK(problem == "2 samples cannot be cut among 4 devices");
+  }
+}
+
 TEST_CASE("no sharding program is cheaper than the one that a search finds", "[hap]") {
   const int trials = trials_or(300);
   int64_t programs = 0, sharded = 0;
