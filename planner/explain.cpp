@@ -21,7 +21,7 @@ namespace {
 std::string what_fills(const StepParts& parts, const PipelineLayout& pipeline) {
   const double step = parts.total(), computes = parts.compute + parts.again;
   if (computes + parts.tensor >= 0.93 * step) return "compute: busy almost all the time; it sets the pace";
-  const double exposed = parts.transfers + parts.gradients + parts.gather;
+  const double exposed = parts.transfers + parts.gradients + parts.norms + parts.gather;
   const auto share = [&](double seconds) { return fmt::format("{:.0f} %", 100 * seconds / step); };
   std::string most = "compute";
   double longest = computes;

@@ -14,14 +14,15 @@ double StepParts::total() const {
   return sum;
 }
 
-const std::array<StepPart, 9>& step_parts() {
-  static constexpr std::array<StepPart, 9> kParts = {{
+const std::array<StepPart, 10>& step_parts() {
+  static constexpr std::array<StepPart, 10> kParts = {{
       {"compute", "compute", &StepParts::compute},
       {"recompute", "recompute", &StepParts::again},
       {"tensor", "tensor-parallel collectives", &StepParts::tensor},
       {"transfers", "transfers between stages", &StepParts::transfers},
       {"bubble", "bubble", &StepParts::bubble},
       {"gradients", "exchange of gradients", &StepParts::gradients},
+      {"norms", "exchange of norms and losses", &StepParts::norms},
       {"update", "update", &StepParts::update},
       {"gather", "gathering of weights", &StepParts::gather},
       {"waiting", "waiting for others", &StepParts::waiting},

@@ -16,6 +16,7 @@ struct StepParts {
   double transfers = 0;  // how much later its pipeline ends than if nothing passed between stages
   double bubble = 0;     // it waits for other stages of its pipeline, the filling and the draining included
   double gradients = 0;  // it exchanges gradients, beside no compute
+  double norms = 0;      // all ranks exchange single numbers: gradient norms, losses, that a step is whole
   double update = 0;     // optimizer
   double gather = 0;     // it gathers the weights of a sharded optimizer
   double waiting = 0;    // it waits for other pipelines, or for ranks that come later to a collective
@@ -28,7 +29,7 @@ struct StepPart {
   double StepParts::*seconds;
 };
 // All parts, in the order of StepParts.
-const std::array<StepPart, 9>& step_parts();
+const std::array<StepPart, 10>& step_parts();
 
 // The parts that bind the step, of its slowest stage, the largest first: computing where it fills half of the
 // step or more, and all others with a share of kBinds or more.

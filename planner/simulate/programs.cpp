@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/shaped.h"
@@ -160,15 +161,28 @@ class ProgramsSimulation {
       for (const StepPart& part : step_parts()) parts.*part.seconds *= step / (step - rest);
   }
 
-  // What waiting for this collective is: bytes of activations, of gradients or of weights.
-  static double StepParts::*part_of(const Start& start) {
+  // What waiting for instruction `index`, a collective, is: for activations, gradients, weights or numbers.
+  static double StepParts::*part_of(const Program& program, size_t index) {
     using Kind = CollectiveKind;
+    const auto& start = std::get<Start>(program.instructions[index]);
     const Kind kind = start.request.kind;
     if (kind == Kind::send || kind == Kind::receive) return &StepParts::transfers;
     if (start.microbatch >= 0 && start.phase != Phase::update) return &StepParts::tensor;
+    if (decides(program, index) || is_number(start)) return &StepParts::norms;
+    // Before the step is decided, updates exchange what they compute from gradients.
+    const bool is_of_gradients = start.phase == Phase::update && std::cmp_less(index, program.decided);
     const bool gathers =
         kind == Kind::all_gather || kind == Kind::grouped_broadcast || kind == Kind::broadcast;
-    return gathers ? &StepParts::gather : &StepParts::gradients;
+    return gathers && !is_of_gradients ? &StepParts::gather : &StepParts::gradients;
+  }
+  static bool decides(const Program& program, size_t index) {
+    if (program.decided == 0) return false;
+    const auto* await = std::get_if<Await>(&program.instructions[static_cast<size_t>(program.decided) - 1]);
+    return await != nullptr && std::cmp_equal(await->start, index);
+  }
+  static bool is_number(const Start& start) {
+    return start.phase == Phase::update && start.in.buffer != kAbsent &&
+           start.in.layout.type.elements() == 1 && start.request.kind == CollectiveKind::all_reduce;
   }
 
   // False: what it awaits has not finished.
@@ -183,14 +197,15 @@ class ProgramsSimulation {
     } else if (const auto* start = std::get_if<Start>(&instruction)) {
       begin(r, *start);
     } else {
-      const auto [id, member] = rank.operation_of[static_cast<size_t>(std::get<Await>(instruction).start)];
+      const auto awaited = static_cast<size_t>(std::get<Await>(instruction).start);
+      const auto [id, member] = rank.operation_of[awaited];
       HET_REQUIRE(id >= 0, r, rank.next);
       const Operation& operation = operations_[static_cast<size_t>(id)];
       const double finished = operation.finished[member];
       if (finished < 0) return false;
       const double waits = std::max(0.0, finished - rank.clock),
                    late = std::clamp(operation.came - rank.clock, 0.0, waits);
-      const auto part = part_of(std::get<Start>(*operation.starts[member]));
+      const auto part = part_of(*programs_[static_cast<size_t>(r)], awaited);
       rank.parts.*part += waits - late;
       (part == &StepParts::transfers ? rank.parts.bubble : rank.parts.waiting) += late;
       rank.exposed += waits;

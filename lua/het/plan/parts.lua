@@ -5,7 +5,8 @@ local parts = {}
 local kinds = {
   { "compute", "compute", "forward" }, { "recompute", "recompute", "weight" },
   { "tensor", "tensor-parallel collectives", "exchange" }, { "transfers", "transfers between stages", "send" },
-  { "bubble", "bubble", "panel" }, { "gradients", "exchange of gradients", "reduce" }, { "update", "update", "update" },
+  { "bubble", "bubble", "panel" }, { "gradients", "exchange of gradients", "reduce" },
+  { "norms", "exchange of norms and losses", "weight" }, { "update", "update", "update" },
   { "gather", "gathering of weights", "backward" }, { "waiting", "waiting for others", "line" },
 }
 local least_drawn = 0.0005   -- of the step

@@ -174,6 +174,32 @@ TEST_CASE("a plan's programs take what its devices and links allow", "[programs]
   CHECK(lopsided.ranks[0].exposed_seconds > 0.5 * lopsided.seconds);
 }
 
+TEST_CASE("what ranks wait for is named: gradients, norms and losses, weights", "[programs]") {
+  const Graph graph = testing::distributed::small_model(false, DType::f32);
+  Cluster cluster;
+  cluster.types = {plain_type("fast", 3e-3, 16)};
+  cluster.types[0].inside = {1e-5, 1e6};
+  cluster.nodes = {plain_machine("a", "fast", 2)};
+  const hap::DeviceGroup group(cluster, Precision::f32);
+  Plan plan;
+  plan.microbatch = testing::distributed::kSamples;
+  Stage one, other;
+  one.devices = {"a:0"};
+  other.devices = {"a:1"};
+  one.layers = other.layers = static_cast<int>(graph.layers.size());
+  plan.pipelines = {{1, {one}}, {1, {other}}};
+  for (const bool sharded : {false, true}) {
+    plan.sharded_optimizer = sharded;
+    const ProgramsTime time = simulate_plan(graph, plan, group);
+    for (const ProgramUse& rank : time.ranks) {
+      CHECK(rank.parts.gradients > 0);
+      CHECK(rank.parts.norms > 0);
+      CHECK((rank.parts.gather > 0) == sharded);
+      CHECK(rank.parts.tensor == 0);
+    }
+  }
+}
+
 TEST_CASE("the programs of all ranks are those of each", "[programs]") {
   const Graph graph = testing::distributed::small_model(false, DType::f32);
   Plan plan;
