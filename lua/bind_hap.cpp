@@ -182,69 +182,6 @@ int begin_synthesis(lua_State* L) {
   return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 
-struct StagesAsked {
-  planner::Cluster cluster;
-  std::vector<std::pair<int, GraphHandle>> graphs;  // by samples of a micro-batch
-  Plan rival;
-  int batch = 1;
-  bool pipelines = false;
-};
-
-Json answer_of(const StagesAsked& asked) {
-  std::vector<Graph> pruned;
-  pruned.reserve(asked.graphs.size());
-  planner::hap::StagesRequest request;
-  for (const auto& [microbatch, graph] : asked.graphs) {
-    pruned.push_back(prune(graph->graph));
-    request.graphs.push_back({microbatch, &pruned.back()});
-  }
-  const planner::hap::DeviceGroup group(asked.cluster, precision_of(pruned[0]));
-  request.group = &group;
-  request.batch = asked.batch;
-  request.rival = &asked.rival;
-  request.pipelines = asked.pipelines;
-  const planner::hap::StagesAnswer answer = planner::hap::plan_stages(request);
-  Json::array_t candidates;
-  for (const auto& each : answer.candidates)
-    candidates.push_back(
-        Json::object_t{{"name", each.name}, {"step_seconds", each.seconds}, {"fits", each.fits}});
-  Json result = Json::object_t{{"rival_seconds", answer.rival_seconds},
-                               {"candidates", std::move(candidates)},
-                               {"cuts_state", answer.cuts_state}};
-  if (const auto* best = answer.best()) {
-    result["name"] = best->name;
-    result["step_seconds"] = best->seconds;
-    result["lua"] = to_lua(best->plan);
-  }
-  return result;
-}
-
-// {{microbatch, graph}, ...} (of a batch and its parts), {cluster, batch, plan}: a planning of pipelines
-// whose stages run sharding programs, beside the plan.
-int begin_stages(lua_State* L) {
-  luaL_checktype(L, 1, LUA_TTABLE);
-  luaL_checktype(L, 2, LUA_TTABLE);
-  auto asked = std::make_shared<StagesAsked>();
-  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
-    lua_rawgeti(L, 1, i);
-    luaL_checktype(L, -1, LUA_TTABLE);
-    lua_rawgeti(L, -1, 1);
-    lua_rawgeti(L, -2, 2);
-    const GraphHandle graph = check_object<GraphHandle>(L, lua_gettop(L));
-    graph->finished = true;
-    asked->graphs.emplace_back(Convert<int>::get(L, lua_gettop(L) - 1), graph);
-    lua_pop(L, 3);
-  }
-  if (asked->graphs.empty()) fail_usage("native.sharded_stages needs a graph");
-  asked->cluster = cluster_of(L, 2, "it cannot be planned");
-  asked->rival = plan_of(L, 2, asked->graphs[0].second->graph);
-  asked->batch = std::max(1, field<int>(L, 2, "batch").value_or(1));
-  asked->pipelines = field<bool>(L, 2, "pipelines").value_or(false);
-  auto planning = std::make_shared<Planning>();
-  planning->answer = std::async(std::launch::async, [asked] { return answer_of(*asked); });
-  return Convert<PlanningHandle>::push(L, std::move(planning));
-}
-
 // A rank of a plan with what it takes, in the order of ranks.
 struct RankUse {
   std::string device, type;
@@ -311,6 +248,70 @@ std::string text_of(const planner::ProgramsTime& time, const Plan& plan, const s
   for (const std::string_view name : planner::what_binds(parts))
     binds += (binds.empty() ? "" : ", ") + planner::to_text(parts, name);
   return text + fmt::format("what binds: {}\n", binds.empty() ? "no single part" : binds);
+}
+
+struct StagesAsked {
+  planner::Cluster cluster;
+  std::vector<std::pair<int, GraphHandle>> graphs;  // by samples of a micro-batch
+  Plan rival;
+  int batch = 1;
+  bool pipelines = false;
+};
+
+Json answer_of(const StagesAsked& asked) {
+  std::vector<Graph> pruned;
+  pruned.reserve(asked.graphs.size());
+  planner::hap::StagesRequest request;
+  for (const auto& [microbatch, graph] : asked.graphs) {
+    pruned.push_back(prune(graph->graph));
+    request.graphs.push_back({microbatch, &pruned.back()});
+  }
+  const planner::hap::DeviceGroup group(asked.cluster, precision_of(pruned[0]));
+  request.group = &group;
+  request.batch = asked.batch;
+  request.rival = &asked.rival;
+  request.pipelines = asked.pipelines;
+  const planner::hap::StagesAnswer answer = planner::hap::plan_stages(request);
+  Json::array_t candidates;
+  for (const auto& each : answer.candidates)
+    candidates.push_back(
+        Json::object_t{{"name", each.name}, {"step_seconds", each.seconds}, {"fits", each.fits}});
+  Json result = Json::object_t{{"rival_seconds", answer.rival_seconds},
+                               {"candidates", std::move(candidates)},
+                               {"cuts_state", answer.cuts_state}};
+  if (const auto* best = answer.best()) {
+    result["name"] = best->name;
+    result["step_seconds"] = best->seconds;
+    result["lua"] = to_lua(best->plan);
+    result["text"] = text_of(best->time, best->plan, ranks_of(best->time, best->plan, group));
+  }
+  return result;
+}
+
+// {{microbatch, graph}, ...} (of a batch and its parts), {cluster, batch, plan}: a planning of pipelines
+// whose stages run sharding programs, beside the plan.
+int begin_stages(lua_State* L) {
+  luaL_checktype(L, 1, LUA_TTABLE);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  auto asked = std::make_shared<StagesAsked>();
+  for (int i = 1; i <= static_cast<int>(lua_objlen(L, 1)); ++i) {
+    lua_rawgeti(L, 1, i);
+    luaL_checktype(L, -1, LUA_TTABLE);
+    lua_rawgeti(L, -1, 1);
+    lua_rawgeti(L, -2, 2);
+    const GraphHandle graph = check_object<GraphHandle>(L, lua_gettop(L));
+    graph->finished = true;
+    asked->graphs.emplace_back(Convert<int>::get(L, lua_gettop(L) - 1), graph);
+    lua_pop(L, 3);
+  }
+  if (asked->graphs.empty()) fail_usage("native.sharded_stages needs a graph");
+  asked->cluster = cluster_of(L, 2, "it cannot be planned");
+  asked->rival = plan_of(L, 2, asked->graphs[0].second->graph);
+  asked->batch = std::max(1, field<int>(L, 2, "batch").value_or(1));
+  asked->pipelines = field<bool>(L, 2, "pipelines").value_or(false);
+  auto planning = std::make_shared<Planning>();
+  planning->answer = std::async(std::launch::async, [asked] { return answer_of(*asked); });
+  return Convert<PlanningHandle>::push(L, std::move(planning));
 }
 
 Json json_of(const std::vector<RankUse>& ranks, double step_seconds) {

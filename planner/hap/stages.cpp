@@ -16,7 +16,6 @@
 #include "planner/hap/fitting.h"
 #include "planner/hap/grids.h"
 #include "planner/hap/ratios.h"
-#include "planner/simulate/programs.h"
 
 namespace het::planner::hap {
 namespace {
@@ -206,14 +205,14 @@ class Stages {
     if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
                     [&](const StagesCandidate& other) { return other.plan == plan; }))
       return false;
-    const auto time = simulate(*sized.graph, plan);
+    auto time = simulate(*sized.graph, plan);
     if (!time) return false;
     std::vector<std::string> names;
     for (const Stage& stage : plan.pipelines[0].stages)
       names.push_back(fmt::format("{{ {} }}", fmt::join(ranges_of(stage.devices), ", ")));
     answer_.candidates.push_back({fmt::format("{}{}, {} micro-batch{}", mesh, fmt::join(names, " "),
                                               microbatches, microbatches == 1 ? "" : "es"),
-                                  plan, time->seconds, time->fits()});
+                                  plan, time->seconds, time->fits(), *std::move(time)});
     return true;
   }
 

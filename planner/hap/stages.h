@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/hap/hap.h"
+#include "planner/simulate/programs.h"
 
 namespace het::planner::hap {
 
@@ -29,6 +30,7 @@ struct StagesCandidate {
   Plan plan;
   double seconds = 0;
   bool fits = true;
+  ProgramsTime time;
 };
 
 struct StagesAnswer {

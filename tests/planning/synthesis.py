@@ -143,7 +143,15 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.assertLess(programs['step_seconds'], 0.98 * programs['rival_seconds'])
         self.assertEqual(answer['step_seconds'], programs['step_seconds'])
         self.assertEqual(programs['step_seconds'], min(each['step_seconds'] for each in programs['candidates'] if each['fits']))
-        self.assertRegex(self.hetrun('plan', 'images.lua', '--cluster=slow.lua')[0], r'and with a sharding program\n.* times faster')
+        # The devices and the step that are printed are the program's.
+        text = self.hetrun('plan', 'images.lua', '--cluster=slow.lua')[0]
+        (self.folder / 'found.lua').write_text('local het = require "het"\nreturn ' + answer['lua'])
+        simulated = self.hetrun('simulate', 'images.lua', '--cluster=slow.lua', '--plan=found.lua')[0]
+        table = simulated[:simulated.index('\nlinks: ')]
+        self.assertIn('what binds: ', table)
+        self.assertTrue(text.startswith(f"a sharding program: {programs['name']}\n{table}\nthe best pipelines take "), text)
+        self.assertRegex(text, r'simulated likewise: this is \d\.\d\d times faster\n')
+        self.assertNotIn('text', programs)
         self.assertNotIn('programs', self.json_of('plan', 'images.lua', '--cluster=slow.lua', '--without=sharding_programs'))
         alone = self.losses('images.lua')
         (self.folder / 'images.lua').write_text(recipe % answer['lua'])

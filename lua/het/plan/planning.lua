@@ -165,7 +165,7 @@ end
 local function joined(found, more)
   for _, candidate in ipairs(more.candidates) do found.candidates[#found.candidates + 1] = candidate end
   if more.step_seconds and (not found.step_seconds or more.step_seconds < found.step_seconds) then
-    found.name, found.step_seconds, found.lua = more.name, more.step_seconds, more.lua
+    found.name, found.step_seconds, found.lua, found.text = more.name, more.step_seconds, more.lua, more.text
   end
   return found
 end
@@ -178,21 +178,22 @@ function planning.simulated_programs(run, cluster, plan, given)
   return answer
 end
 
--- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ. `report`
--- stays that of the pipelines.
+-- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ: `text` is
+-- that of the program then, `report` stays that of the pipelines.
 local function better_of(run, cluster, answer, found)
   if found.rival_seconds == 0 then return answer end
-  answer.programs = found
+  local devices
+  answer.programs, devices, found.text = found, found.text, nil
   if run.arguments.optimizer.composed and found.lua then   -- the search took another update (Run:graph_for_search)
-    local function seconds_of(lua)
-      return planning.simulated_programs(run, cluster, (planning.from_lua(lua)), {}).report.step_seconds
-    end
-    found.rival_seconds, found.step_seconds = seconds_of(answer.lua), seconds_of(found.lua)
+    local function simulated(lua) return planning.simulated_programs(run, cluster, (planning.from_lua(lua)), {}) end
+    local program = simulated(found.lua)
+    found.rival_seconds = simulated(answer.lua).report.step_seconds
+    found.step_seconds, devices = program.report.step_seconds, program.text
   end
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
-  answer.text = answer.text .. ("simulated from the programs of all ranks the plan above takes %s a step, and with a "
-    .. "sharding program\n  %s: %s, %.2f times faster\n"):format(native.show_seconds(found.rival_seconds), found.name,
-    native.show_seconds(found.step_seconds), found.rival_seconds / found.step_seconds)
+  answer.text = ("a sharding program: %s\n%sthe best pipelines take %s, simulated likewise: this is %.2f times "
+    .. "faster\n"):format(found.name, devices, native.show_seconds(found.rival_seconds),
+    found.rival_seconds / found.step_seconds)
   answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
   answer.cheaper = nil   -- beside the pipelines
   return answer
