@@ -291,6 +291,23 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
     }
   };
 
+  // Reads of these lines have thrown an error, the first one's: it also says how many lines are like that.
+  const auto refuse = [&](const Error& error, size_t first, const auto& body) {
+    constexpr size_t kMostLookedAt = 100'000;
+    const size_t end = std::min(lines.size(), first + kMostLookedAt);
+    int64_t others = -1;
+    for (size_t i = first; i < end; ++i) try {
+        read(lines[i], body);
+      } catch (const Error&) {
+        ++others;
+      }
+    if (others < 1) throw;
+    throw Error(error.kind(),
+                fmt::format("{}; {} more {} cannot be read{}", error.sentence(), others,
+                            others == 1 ? "line" : "lines",
+                            end < lines.size() ? fmt::format(" of the next {}", kMostLookedAt) : ""));
+  };
+
   ExampleReader reader;
   reader.counts_all = options.counts_all;
   const auto texts_of = [&](const Json& json) -> std::vector<ExampleText> {
@@ -301,10 +318,14 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
   if (options.vocabulary.is_null() &&
       options.tokenizer == "char") {  // its vocabulary is that of the examples
     std::string all;
-    for (const Line& line : lines)
-      read(line, [&](const Json& json) {
-        for (const ExampleText& example : texts_of(json)) all += example.text;
-      });
+    const auto add = [&](const Json& json) {
+      for (const ExampleText& example : texts_of(json)) all += example.text;
+    };
+    for (size_t i = 0; i < lines.size(); ++i) try {
+        read(lines[i], add);
+      } catch (const Error& error) {
+        refuse(error, i, add);
+      }
     corpus->tokenizer_ = make_tokenizer("char", all + options.ending.value_or(""), options.model);
   } else {
     corpus->tokenizer_ = options.vocabulary.is_null()
@@ -329,13 +350,17 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
     for (size_t first = 0; first < lines.size(); first += kLinesAtOnce) {
       const size_t count = std::min(kLinesAtOnce, lines.size() - first);
       std::vector<EncodedExample> made(count * rows);
-      for_each_in_order(count, [&](size_t i) {
-        read(lines[first + i], [&](const Json& json) {
-          const std::vector<ExampleText> texts = texts_of(json);
-          for (size_t row = 0; row < rows; ++row)
-            made[i * rows + row] = encode_example(tokenizer, texts[row]);
+      const auto encode = [&](const Json& json, EncodedExample* examples) {
+        for (const ExampleText& text : texts_of(json)) *examples++ = encode_example(tokenizer, text);
+      };
+      try {
+        for_each_in_order(count, [&](size_t i) {
+          read(lines[first + i], [&](const Json& json) { encode(json, &made[i * rows]); });
         });
-      });
+      } catch (const Error& error) {
+        std::vector<EncodedExample> unused(rows);
+        refuse(error, first, [&](const Json& json) { encode(json, unused.data()); });
+      }
       for (const EncodedExample& example : made) {
         for (const int32_t id : example.ids) tokens->push_back(static_cast<Token>(id));
         corpus->counted_.insert(corpus->counted_.end(), example.counted.begin(), example.counted.end());

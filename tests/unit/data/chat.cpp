@@ -13,6 +13,7 @@
 using namespace het;
 using namespace het::testing;
 using Catch::Contains;
+using Catch::EndsWith;
 
 namespace {
 
@@ -331,6 +332,26 @@ TEST_CASE("lines that hold no pair of answers are named") {
              Contains("begin with no message that both have, and there is no 'prompt'"));
   CHECK_THAT(error(R"({"prompt": "a", "chosen": )" + user + R"(, "rejected": )" + other + "}", true),
              Contains("both have; a 'prompt' beside messages is a list of messages"));
+}
+
+TEST_CASE("of several wrong lines the first is named and the others are counted") {
+  const Scratch scratch;
+  const std::string good = "{\"text\": \"good\"}\n", wrong = "[1]\n{\"txt\": 1}\n";
+  for (const char* tokenizer : {"byte", "char"}) {
+    const auto error = [&](const std::string& lines) {
+      const std::string path = scratch.put("b.jsonl", lines);
+      return error_of([&] { Corpus::from_examples({.path = path, .tokenizer = tokenizer}); });
+    };
+    INFO(tokenizer);
+    CHECK_THAT(error(good + "[1]\n" + good + "\n" + good), EndsWith("b.jsonl:2: a JSON object is wanted"));
+    CHECK_THAT(error(good + wrong + good),
+               EndsWith("b.jsonl:2: a JSON object is wanted; 1 more line cannot be read"));
+    CHECK_THAT(error(good + wrong + good + "{\n"),
+               EndsWith("b.jsonl:2: a JSON object is wanted; 2 more lines cannot be read"));
+    std::string many = good;
+    for (int i = 0; i < 1000; ++i) many += "{\"text\": 1}\n" + good;
+    CHECK_THAT(error(many), EndsWith("b.jsonl:2: 'text' is not a text; 999 more lines cannot be read"));
+  }
 }
 
 TEST_CASE("lines that are wrong are named") {
