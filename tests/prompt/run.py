@@ -233,6 +233,12 @@ bool\t<unsigned char *>\t1
             "no help for 'corpsu'; did you mean 'corpus'?",
             "no help for 'zebra_crossing'; ?het lists all names"])
 
+    def test_fields_of_constructors_are_explained(self):
+        out, _ = self.hetrun(lines='?window\n?momentum\n')
+        self.assertRegex(out, r'^window  \(whole number, at least 1\)\n    .*\n    in nn\.attention')
+        # Where they mean different things, each is explained.
+        self.assertRegex(out, r'(?s)\nmomentum  \(number.*\n    in optim\.sgd\nmomentum  \(number.*\n    in optim\.muon\n')
+
     SESSION = '''corpus = het.data.text { path = "text.txt" }
 mine = het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 },
   data = corpus, batch = 2, steps = 3, optimizer = het.optim.adamw { lr = 1e-3 } }

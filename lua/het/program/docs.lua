@@ -119,6 +119,24 @@ local function of_value(value, member)
   return definition and text_of(definition)
 end
 
+-- Of a name that constructors have as a field: what it takes, and in which; nil: none has it.
+local function of_fields(wanted)
+  local order, owners = {}, {}
+  for _, name in ipairs(define.names()) do
+    for _, field in ipairs(define.lookup(name).fields or {}) do
+      if field[1] == wanted then
+        local lines = table.concat(field_lines({ field }, "", {}), "\n")
+        if not owners[lines] then order[#order + 1], owners[lines] = lines, {} end
+        table.insert(owners[lines], name)
+      end
+    end
+  end
+  for i, lines in ipairs(order) do
+    order[i] = lines .. "\n" .. text.wrap("in " .. table.concat(owners[lines], ", "), 100, "    ")
+  end
+  return order[1] and table.concat(order, "\n")
+end
+
 --- The text of `?name`.
 -- @param name "nn.attention", also "het.nn.attention"; "nn" lists what is in it; "run" and "run.start" explain an
 -- object and its method; or a constructor or an object itself
@@ -140,7 +158,7 @@ function docs.help(name, find)
   end
   local definition = define.lookup(wanted)
   if definition then return text_of(definition) end
-  return list(wanted) or ("no help for '%s'%s"):format(wanted, nearly(wanted))
+  return list(wanted) or of_fields(wanted) or ("no help for '%s'%s"):format(wanted, nearly(wanted))
 end
 
 -- The page that a definition stands on: that of its module or its object.
