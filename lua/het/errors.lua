@@ -43,6 +43,9 @@ local fields = { shape = true, dtype = true }
 
 --- Text of an error of Lua, with what may have been meant.
 function errors.hinted(message)
+  if message:find "attempt to compare .*userdata" then
+    return message .. "; tensors and values of a model are compared by operators: op.where(op.greater(x, y), x, y)"
+  end
   local name = message:match "attempt to call %a+ '(%a+)' %(a %a+ value%)"
   if not fields[name] then return message end
   return ("%s; a tensor's %s is a field: x.%s, without parentheses"):format(message, name, name)

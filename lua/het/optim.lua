@@ -2,6 +2,7 @@
 local define = require "het.language.define"
 local errors = require "het.errors"
 local op = require "het.op"
+local source = require "het.language.source"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
 local updates = require "het.optim.updates"
@@ -211,7 +212,8 @@ end
 
 -- The new values take the place of the old ones, after everything that reads those.
 local function write_back(self, step, kept, new, coefficient)
-  local what = ("optim.%s.update of %s"):format(self.name, step.name)
+  local own = self.arguments.update   -- of optim.custom
+  local what = ("%soptim.%s.update of %s"):format(own and source.place_of(own) .. ": " or "", self.name, step.name)
   local is_table = type(new) == "table" and debug.getmetatable(new) == nil
   if not is_table or not define.accepts("value", new.param) then
     errors.usage("%s returned %s; { param = new value, and those of its state by name } is needed", what,
@@ -281,12 +283,34 @@ composed("schedule_free", "Schedule-free AdamW (Defazio et al. 2024): a warm-up 
   end }
 end)
 
+-- What an own update gets of step_of(): the fields that `?optim.custom` lists, and no others.
+local function own_step(step)
+  local own = {}
+  for _, name in ipairs { "param", "gradient", "lr", "count", "decay", "shape", "name", "state" } do
+    own[name] = step[name]
+  end
+  return suggest.module("optim.custom.update: step", own)
+end
+
+-- Calls `update` of the recipe; what it raises begins with its line.
+local function own_update(self, step)
+  local own = self.arguments.update
+  local ok, new = xpcall(function() return own(own_step(step)) end, function(problem)
+    if type(problem) == "string" then return errors.hinted(problem) end
+    local message, kind = errors.describe(problem)
+    local place = errors.is_own(problem) and kind == "usage" and source.place_within(own)
+    return place and errors.new(kind, ("%s: %s"):format(place, message)) or problem
+  end)
+  if not ok then error(new, 0) end
+  return new
+end
+
 composed("custom", "An optimizer of your own: a function that says the new values of a parameter and of its state.", {
   { "name", "string", "what it is called in messages and in saved states", default = "custom" },
   { "update", "function", "function(step): step.param, gradient, lr, count, decay, shape, name, and "
     .. "step.state(name [, shape]), which is kept from step to step; returns { param = new value, name = new state }",
     required = true },
-}, function(self, step) return self.arguments.update(step) end,
+}, own_update,
   "optim.custom { lr = 0.1, update = function(step) return { param = step.param - step.lr * step.gradient } end }")
 
 -- A step and the steps of a run, as a recipe asks for the rate of one.

@@ -43,6 +43,25 @@ function source.place(boundary)
   return line and ("%s:%d"):format(recipe.path, line)
 end
 
+local function file_of(info) return info.source:match "^@(.*)$" or info.short_src end
+
+--- "recipe.lua:3": where a function begins.
+function source.place_of(fn)
+  local info = debug.getinfo(fn, "S")
+  return ("%s:%d"):format(file_of(info), info.linedefined)
+end
+
+--- The line that is now calling into the library, of the file in which a function stands; nil when none is.
+function source.place_within(fn)
+  local file, level = file_of(debug.getinfo(fn, "S")), 2
+  while true do
+    local info = debug.getinfo(level, "Sl")
+    if not info then return nil end
+    if file_of(info) == file and info.currentline > 0 then return ("%s:%d"):format(file, info.currentline) end
+    level = level + 1
+  end
+end
+
 -- The next token at or after `at`: its kind ("name", "string", "comment", "space", "other"), text and end.
 local function token(text, at)
   local long = text:match("^%-%-%[(=*)%[", at)

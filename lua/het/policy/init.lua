@@ -7,6 +7,7 @@ local handle = require "het.sandbox.handle"
 local planning = require "het.plan.planning"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
+local source = require "het.language.source"
 local text = require "het.text"
 local together = require "het.train.together"
 
@@ -36,11 +37,6 @@ policy.on_notice = define.document({
     .. "    return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\n  end",
 }, require "het.policy.on_notice")
 
-local function place_of(fn)
-  local about = debug.getinfo(fn, "S")
-  return ("%s:%d"):format(about.source:match "^@(.*)$" or about.short_src, about.linedefined)
-end
-
 -- What a function of the recipe answers, or the default; on the first rank.
 local function ask(run, name, what)
   local own = run.arguments[name]
@@ -60,7 +56,7 @@ local function in_words(answer)
 end
 
 local function refuse(run, name, words, wanted)
-  errors.usage("%s: %s returned %s; %s is needed", place_of(run.arguments[name]), name, words, wanted)
+  errors.usage("%s: %s returned %s; %s is needed", source.place_of(run.arguments[name]), name, words, wanted)
 end
 
 -- A plan and its fallbacks, as the other ranks get them.

@@ -1,0 +1,12 @@
+-- Values of a step are not numbers yet.
+local het = require "het"
+local function update(step)
+  local rate = step.lr
+  if step.count > 10 then rate = rate * 0.5 end
+  return { param = step.param - step.gradient * rate }
+end
+return het.train {
+  model = het.nn.linear(8, 4), batch = 4, steps = 2, evaluate = { every = 0 },
+  data = het.data.pairs { inputs = het.randn({ 32, 8 }, "f32", 1), labels = het.randn({ 32, 4 }, "f32", 2) },
+  optimizer = het.optim.custom { update = update, lr = 0.1 },
+}
