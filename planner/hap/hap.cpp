@@ -299,11 +299,12 @@ Answer synthesise(const Request& request) {
   return answer;
 }
 
-std::vector<Synthesised> programs_to_try(const Request& request, bool with_overlapping) {
+std::vector<Synthesised> programs_to_try(const Request& request, bool with_overlapping, bool* is_wide) {
   Synthesised best;
   Synthesis synthesis(request);
   for (const Shares& start : starts_of(request))
     if (Synthesised found = synthesis.alternate(start); found.cost < best.cost) best = std::move(found);
+  if (is_wide != nullptr) *is_wide = synthesis.is_wide();
   if (!best.found()) return {};
   std::vector<Synthesised> all{std::move(best)};
   if (!with_overlapping) return all;

@@ -85,8 +85,8 @@ struct Answer {
 };
 Answer synthesise(const Request& request);
 // Its program alone, without a bound, then those that may be faster as they are run: the overlapping ones,
-// and proportional data parallelism. None where there is no program.
-std::vector<Synthesised> programs_to_try(const Request& request, bool overlapping);
+// and proportional data parallelism. None where there is no program. `is_wide`: set where the graph is.
+std::vector<Synthesised> programs_to_try(const Request& request, bool overlapping, bool* is_wide = nullptr);
 
 // A plan of one stage over all devices of the group.
 Plan to_plan(const Request& request, const ShardingProgram& program);

@@ -106,19 +106,24 @@ class Stages {
     for (const Pipeline& pipeline : rival.pipelines)
       microbatches = std::max(microbatches, pipeline.microbatches);
     if (instructions(*graph, microbatches) > kMostInstructions) return false;
-    const auto time = simulate(*graph, rival);
+    const auto time = simulated([&] { return simulate_plan(*graph, rival, group_); });
     answer_.rival_seconds = time ? time->seconds : 0;
     return time.has_value();
   }
 
   // nullopt: it cannot be run, as where stages cannot exchange what passes between them.
-  std::optional<ProgramsTime> simulate(const Graph& graph, const Plan& plan) const {
+  template <class Simulate>
+  static std::optional<ProgramsTime> simulated(const Simulate& simulate) {
     try {
-      return simulate_plan(graph, plan, group_);
+      return simulate();
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::bug) throw;
       return std::nullopt;
     }
+  }
+
+  std::optional<ProgramsTime> simulate(const SizedGraph& sized, const Plan& plan) {
+    return simulated([&] { return simulate_plan(table_of(sized), plan, group_); });
   }
 
   void add_whole_groups() {
@@ -146,14 +151,15 @@ class Stages {
 
   // All devices in one stage; whether it fits so.
   bool add_whole(const SizedGraph& sized, int microbatches) {
-    const Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
+    Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
     bool fits = false;
     const auto add = [&](const Plan& plan, std::string_view mesh = "") {
       if (!judge(plan, sized, microbatches, mesh)) return;
       fits |= answer_.candidates.back().fits;
       for (const StageAxis& axis : plan.sharding->axes) answer_.cuts_state |= !axis.sharding->state.empty();
     };
-    const std::vector<Synthesised> programs = programs_to_try(request, true);
+    bool is_wide = false;
+    const std::vector<Synthesised> programs = programs_to_try(request, true, &is_wide);
     for (const Synthesised& each : programs) add(to_plan(request, each.program));
     const StagesCandidate* best = answer_.best();
     if (best != nullptr && best->seconds <= kNearRival * answer_.rival_seconds) {
@@ -162,7 +168,8 @@ class Stages {
         add(meshes[i].plan, meshes[i].grid->name + ": ");
     }
     if (fits || programs.empty()) return fits;
-    const auto time = simulate(*sized.graph, to_plan(request, programs[0].program));
+    request.is_wide = is_wide;
+    const auto time = simulate(sized, to_plan(request, programs[0].program));
     if (const auto fitting =
             time ? fit(request, programs[0].program, *time, answer_.rival_seconds) : std::nullopt)
       add(fitting->plan);
@@ -205,7 +212,7 @@ class Stages {
     if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
                     [&](const StagesCandidate& other) { return other.plan == plan; }))
       return false;
-    auto time = simulate(*sized.graph, plan);
+    auto time = simulate(sized, plan);
     if (!time) return false;
     std::vector<std::string> names;
     for (const Stage& stage : plan.pipelines[0].stages)

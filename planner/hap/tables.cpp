@@ -9,7 +9,7 @@ class GroupSearch {
               Replacements& replacements)
       : groups_(groups), group_(group), options_(options), replacements_(replacements) {}
 
-  Table run(int64_t& states) {
+  Table run(int64_t most_states, int64_t& states) {
     find_left();
     Frontier level(group_.members.size());
     level.add(State(group_.members.size()), 0, {});
@@ -23,7 +23,7 @@ class GroupSearch {
           State state(level.state(i), level.state(i) + group_.members.size());
           const Ticks cost = apply(s, step.ways[w], state);
           if (cost >= kNever) continue;
-          ++states;
+          if (++states > most_states) return {{}, false};
           next.add(state, level.cost(i) + cost, {static_cast<uint32_t>(i), static_cast<int32_t>(w)});
         }
       if (next.reduce(contexts_after(s), replacements_, options_.most_states) < kNever)
@@ -131,8 +131,8 @@ class GroupSearch {
 }  // namespace
 
 Table table_of(const Groups& groups, const Group& group, const SearchOptions& options,
-               Replacements& replacements, int64_t& states) {
-  return GroupSearch(groups, group, options, replacements).run(states);
+               Replacements& replacements, int64_t most_states, int64_t& states) {
+  return GroupSearch(groups, group, options, replacements).run(most_states, states);
 }
 
 std::optional<PlacementId> cheapest_made(const ValueCosts& costs, const SearchOptions& options,

@@ -19,9 +19,10 @@ struct Table {
   bool is_complete = true;     // nothing was dropped for want of room
 };
 
-// Values that other groups make are undecided. Adds the states that it looks at to `states`.
+// Values that other groups make are undecided. Adds the states that it looks at to `states`; where these
+// become more than `most_states`, the table has no entry.
 Table table_of(const Groups& groups, const Group& group, const SearchOptions& options,
-               Replacements& replacements, int64_t& states);
+               Replacements& replacements, int64_t most_states, int64_t& states);
 
 // How state that nothing updates is made at least cost; nullopt: it may not be made so that all needs are
 // met.

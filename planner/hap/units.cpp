@@ -38,7 +38,7 @@ Units::Units(ShardingCosts& costs, const MaybeShares& shares, const SearchOption
     : costs_(costs), options_(options), limits_(limits), groups_(make_groups(costs, shares, options)) {
   find_users();
   make_units();
-  join_units();
+  if (states_ <= limits_.most_looked_at) join_units();
 }
 
 void Units::find_users() {
@@ -69,12 +69,13 @@ bool Units::is_used_by_others(ValueId id, int unit, bool later) const {
 
 void Units::make_units() {
   std::vector<std::shared_ptr<const Table>> tables;  // by kind
-  for (size_t g = 0; g < groups_.list.size(); ++g) {
+  for (size_t g = 0; g < groups_.list.size() && states_ <= limits_.most_looked_at; ++g) {
     const Group& group = groups_.list[g];
     const auto kind = static_cast<size_t>(group.kind);
     if (tables.size() <= kind) tables.resize(kind + 1);
     if (!tables[kind])
-      tables[kind] = std::make_shared<Table>(table_of(groups_, group, options_, replacements_, states_));
+      tables[kind] = std::make_shared<Table>(
+          table_of(groups_, group, options_, replacements_, limits_.most_looked_at, states_));
     Unit unit;
     unit.group = unit.first = unit.last = g;
     unit.layer = group.layer;

@@ -50,7 +50,7 @@ Ticks met(const std::vector<Meeting>& values, size_t i, size_t k, State& state);
 struct JoinLimits {
   size_t most_pairs = 2'000'000;  // of entries, in one join
   size_t most_entries = 5000;     // that a join leaves, unless both had more together
-  int64_t most_looked_at = std::numeric_limits<int64_t>::max();  // states; then no more is joined
+  int64_t most_looked_at = std::numeric_limits<int64_t>::max();  // states; then the list is of no use
 };
 
 // All groups of a graph in units. Keeps costs and options by reference.

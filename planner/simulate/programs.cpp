@@ -4,6 +4,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -360,8 +361,10 @@ RankPrograms programs_of_stage(const Graph& graph, const Plan& plan, const Place
 RankPrograms programs_of(const Graph& graph, const Plan& plan, const PlacementTable* table) {
   if (plan.pipelines.size() == 1 && plan.pipelines[0].stages.size() == 1)
     return programs_of_stage(graph, plan, table);
+  std::vector<int> ranks(devices_of(plan).size());
+  std::iota(ranks.begin(), ranks.end(), 0);
   RankPrograms all;
-  all.made = lower_all(graph, plan, true);
+  all.made = lower_ranks(graph, plan, ranks, true, {}, table);
   for (const Program& program : all.made) {
     all.programs.push_back(&program);
     all.groups.push_back(program.groups);

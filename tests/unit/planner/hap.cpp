@@ -13,6 +13,7 @@
 #include "planner/hap/fitting.h"
 #include "planner/hap/grids.h"
 #include "planner/hap/ratios.h"
+#include "planner/hap/units.h"
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
 #include "tests/unit/core/trained_gpt.h"
@@ -93,6 +94,18 @@ TEST_CASE("data parallelism cuts the samples where it costs more than to cut not
           CHECK(made.program.nodes[n].axis >= 0);
     }
   }
+}
+
+TEST_CASE("a search that may look at few states stops within a table", "[hap]") {
+  const Graph graph = random_model(3, 6, true);
+  const PlacementTable table(graph);
+  const DeviceGroup group(small_cluster(2, 1e8), Precision::f32);
+  ShardingCosts costs(table, group, 1);
+  const SearchOptions options;
+  JoinLimits limits;
+  limits.most_looked_at = 10;
+  CHECK(Units(costs, even_shares(group), options, limits).states() == 11);
+  CHECK(Units(costs, even_shares(group), options, {}).states() > 100);
 }
 
 TEST_CASE("data parallelism needs a sample for each device", "[hap]") {
