@@ -224,7 +224,9 @@ class Validator {
     for (size_t s = 0; s < pipeline.stages.size(); ++s) {
       const Stage& stage = pipeline.stages[s];
       const std::string where = fmt::format("pipeline {}, stage {}", p + 1, s + 1);
-      if (stage.layers < 1) add("{}: layers = {}; a stage holds at least 1", where, stage.layers);
+      if (stage.layers < 1)
+        add("{}: layers = {}; a stage holds at least 1, and the model has {}{}", where, stage.layers,
+            subject_.layers, parts_of(subject_.names));
       if (stage.first_layer != next)
         add("{}: begins at layer {}, the stage before it ends at layer {}", where, stage.first_layer, next);
       next = stage.first_layer + stage.layers;
@@ -357,7 +359,7 @@ std::string to_lua(const StageSharding& sharding) {
   add("state", &AxisSharding::state, show_cut);
   add("inputs", &AxisSharding::inputs, show_cut);
   add("nodes", &AxisSharding::nodes, [](const AxisSharding::Rule& rule) { return quoted(rule.rule); });
-  return "{" + text + " }";
+  return text.empty() ? "{}" : "{" + text + " }";
 }
 
 std::string to_lua(const Stage& stage, bool sharded_optimizer) {
