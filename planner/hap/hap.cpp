@@ -325,7 +325,7 @@ Plan to_plan(const Request& request, const ShardingProgram& program) {
   if (std::all_of(plan.shares.begin(), plan.shares.end(), [&](int64_t s) { return s == plan.shares[0]; }))
     plan.shares.clear();
   plan.microbatch = request.microbatch;
-  plan.sharding = along_one_axis(sharding_of(*request.table, program));
+  if (plan.tensor > 1) plan.sharding = along_one_axis(sharding_of(*request.table, program));
   plan.pipelines = {{request.microbatches, {std::move(stage)}}};
   return plan;
 }

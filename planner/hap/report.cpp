@@ -55,7 +55,7 @@ class Lister {
         const int way = costs_.way_number(id, program_.nodes[n]);
         Instruction instruction;
         instruction.name = pattern_of(names[n], ". ");
-        instruction.rule = describe(table_, id, program_.nodes[n]);
+        instruction.rule = group_.size() == 1 ? "replicated" : describe(table_, id, program_.nodes[n]);
         instruction.phase = node.phase;
         instruction.count = 1;
         instruction.seconds = seconds_of(costs_.node(id, way, program_.shares));
@@ -165,7 +165,9 @@ std::optional<SimulatedGrid> best_grid(const Request& request, std::vector<GridP
 
 bool cuts(const ShardingProgram& program) {
   return std::any_of(program.nodes.begin(), program.nodes.end(),
-                     [](const NodeSharding& way) { return way.axis >= 0; });
+                     [](const NodeSharding& way) { return way.axis >= 0; }) ||
+         std::any_of(program.values.begin(), program.values.end(),
+                     [](PlacementId lies) { return lies > kPartial; });
 }
 
 std::vector<DeviceShare> shares_of(const DeviceGroup& group, const Plan& plan, const ProgramsTime& time) {
@@ -213,7 +215,9 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     const Plan plan = to_plan(request, each.program);
     take(each, plan, simulate_plan(*request.table, plan, *request.group), "");
   }
+  const bool is_alone = request.group->size() == 1;
   for (const Baseline each : kBaselines) {
+    if (is_alone) break;
     if (each == Baseline::published && !with_published) continue;
     Compared compared;
     compared.name = name_of(each);
@@ -265,7 +269,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
         report.instructions.push_back(std::move(each));
     }
   }
-  if (!report.has_mesh) report.is_cut = cuts(best.program);
+  if (!report.has_mesh) report.is_cut = !is_alone && cuts(best.program);
   report.devices = shares_of(*request.group, report.plan, time);
   for (DeviceShare& each : report.devices)
     if (!report.is_cut) each.part = 1;
@@ -275,6 +279,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   report.seconds = seconds_of(best.cost);
   report.compute_seconds = seconds_of(best.compute);
   report.communication_seconds = seconds_of(best.communication);
+  report.cheapest_seconds = seconds_of(answer.best.cost);
   report.bound_seconds = seconds_of(answer.bound);
   report.gap = static_cast<double>(answer.best.cost - answer.bound) / static_cast<double>(answer.best.cost);
   report.search_seconds = answer.search_seconds;
@@ -305,6 +310,21 @@ std::string to_text(const Check& check) {
   return text;
 }
 
+// Norms and losses, which the search does not count, are exchanged by all programs.
+std::string without_overlap(const Report& report) {
+  const double norms = report.parts.norms;
+  std::string text = fmt::format(
+      "\nwithout overlap {}: {} of computing, {} of communication{}\n", show_seconds(report.seconds + norms),
+      show_seconds(report.compute_seconds), show_seconds(report.communication_seconds),
+      norms > 0 ? fmt::format(", {} of norms and losses", show_seconds(norms)) : "");
+  text += fmt::format("{}no program{} takes less than {} without overlap, whatever the shares",
+                      norms > 0 ? "beside norms and losses " : "",
+                      report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds));
+  text += fmt::format("; the cheapest found takes {} (gap {:.1f} %)", show_seconds(report.cheapest_seconds),
+                      100 * report.gap);
+  return text + fmt::format("; {} searches in {}\n", report.searches, show_seconds(report.search_seconds));
+}
+
 }  // namespace
 
 std::string to_text(const Report& report) {
@@ -312,26 +332,22 @@ std::string to_text(const Report& report) {
       fmt::format("a step takes {}, {} of it exposed communication", show_seconds(report.simulated_seconds),
                   show_seconds(report.exposed_seconds));
   if (!report.chosen.empty()) text += fmt::format("; it is {}{}", report.has_mesh ? "a " : "", report.chosen);
-  if (!report.is_cut)
-    text +=
-        "\nnothing is cut: every device runs the whole model on the whole batch, as one device alone would";
+  if (report.devices.size() == 1)
+    text += "\nnothing is cut: there is one device";
+  else if (!report.is_cut)
+    text += fmt::format(
+        "\nnothing is cut: every device runs the whole model on the whole batch, as one device alone would{}",
+        report.parts.norms > 0 ? "; they exchange norms and losses alone" : "");
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
   text +=
       fmt::format("\na step on {}, slowest in compute: {}", report.slowest, planner::to_text(report.parts));
-  text += fmt::format("\nwithout overlap {}: {} of computing, {} of communication\n",
-                      show_seconds(report.seconds), show_seconds(report.compute_seconds),
-                      show_seconds(report.communication_seconds));
-  text += fmt::format(
-      "no program{} takes less than {} without overlap, whatever the shares{}; {} searches in {}\n",
-      report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds),
-      report.has_mesh ? "" : fmt::format(" (gap {:.1f} %)", 100 * report.gap), report.searches,
-      show_seconds(report.search_seconds));
+  text += without_overlap(report);
   if (report.check) text += to_text(*report.check);
   if (report.mesh_seconds > 0)
     text += fmt::format("programs along two axes were looked for in {}\n", show_seconds(report.mesh_seconds));
-  text += "others, simulated, and how many times as long they take:\n";
   std::vector<Compared> others = report.baselines;
   others.insert(others.end(), report.meshes.begin(), report.meshes.end());
+  if (!others.empty()) text += "others, simulated, and how many times as long they take:\n";
   for (const Compared& other : others)
     text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times\n", other.name,
                                       show_seconds(other.simulated_seconds),

@@ -68,9 +68,23 @@ class Synthesis(Case):
         text = self.plan()
         self.assertIn('nothing is cut: every device runs the whole model', text)
         self.assertRegex(text, r'devices, and their memory:\n  a:0 +slow +all  ')
+        # What they do exchange is named, and counts with and without overlap.
+        self.assertIn('as one device alone would; they exchange norms and losses alone\n', text)
+        self.assertRegex(text, r'exchange of norms and losses \d\d\.\d %')
+        self.assertNotIn('gathering of weights', text)
+        self.assertRegex(text, r'without overlap 2\.\d+ s: .* of computing, 0 us of communication, 2 s of norms and losses\n')
         report = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')['report']
         self.assertFalse(report['cut'])
         self.assertEqual([device['part'] for device in report['devices']], [1, 1, 1])
+
+    def test_one_device_has_a_plan_without_sharding(self):
+        alone = self.losses('small.lua')
+        text = self.hetrun('plan', 'small.lua', '--devices=1', '--policy=hap')[0]
+        self.assertIn('\nnothing is cut: there is one device\n', text)
+        for words in ('others, simulated', 'sharding = ', 'partial\n', 'norms and losses'):
+            self.assertNotIn(words, text)
+        self.recipe('het.plan.hap {}')
+        self.assertEqual(self.losses('small.lua'), alone)
 
     def test_other_solvers_check_the_program(self):
         self.assertRegex(self.plan('--check'), r'checked: the cheapest program takes [\d.]+ ms without overlap; with its shares no program '

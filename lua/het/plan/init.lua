@@ -56,7 +56,7 @@ local function show_sharding(sharding)
     table.sort(entries)
     if entries[1] then parts[#parts + 1] = ("%s = { %s }"):format(field, table.concat(entries, ", ")) end
   end
-  return ("{ %s }"):format(table.concat(parts, ", "))
+  return #parts == 0 and "{}" or ("{ %s }"):format(table.concat(parts, ", "))
 end
 
 Stage.__tostring = function(self)
