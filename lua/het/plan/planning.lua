@@ -178,8 +178,8 @@ function planning.simulated_programs(run, cluster, plan, given)
   return answer
 end
 
--- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ: `text` is
--- that of the program then, `report` stays that of the pipelines.
+-- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ: `text`
+-- begins with the program then, `report` stays that of the pipelines.
 local function better_of(run, cluster, answer, found)
   if found.rival_seconds == 0 then return answer end
   local devices
@@ -192,8 +192,8 @@ local function better_of(run, cluster, answer, found)
   end
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
   answer.text = ("a sharding program: %s\n%sthe best pipelines take %s, simulated likewise: this is %.2f times "
-    .. "faster\n"):format(found.name, devices, native.show_seconds(found.rival_seconds),
-    found.rival_seconds / found.step_seconds)
+    .. "faster; they are:\n%s"):format(found.name, devices, native.show_seconds(found.rival_seconds),
+    found.rival_seconds / found.step_seconds, answer.text)
   answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
   answer.cheaper = nil   -- beside the pipelines
   return answer
