@@ -162,6 +162,7 @@ std::string_view name_of(Baseline baseline) {
   switch (baseline) {
     case Baseline::even_data: return "even data parallelism";
     case Baseline::proportional_data: return "proportional data parallelism";
+    case Baseline::partly_data: return "data parallelism in part";
     case Baseline::zero: return "ZeRO";
     case Baseline::megatron: return "Megatron tensor parallelism";
     case Baseline::published: return "HAP's published rules";
@@ -169,67 +170,123 @@ std::string_view name_of(Baseline baseline) {
   return "";
 }
 
-Synthesised baseline(const Request& request, Baseline which, std::string& problem) {
-  const PlacementTable& table = *request.table;
-  Synthesis synthesis(request);
-  const Shares even = even_shares(*request.group), proportional = proportional_shares(*request.group);
-  const std::set<int> samples = sample_axes(table);
-  SearchOptions options;
-  // Each device computes with its samples alone whatever it can.
-  const auto by_samples = [&](const Shares& shares) {
-    const std::set<int> filled = fillable(table, shares);
-    return [&, filled](NodeId n, const NodeSharding& way) {
-      const bool updates = table.graph().nodes[static_cast<size_t>(n)].phase == Phase::update;
-      if (way.axis >= 0) return samples.count(way.axis) != 0 || (updates && which == Baseline::zero);
-      const auto& ways = table.shardings(n);
-      return updates || std::none_of(ways.begin(), ways.end(), [&](const NodeSharding& other) {
-               return samples.count(other.axis) != 0 && filled.count(other.axis) != 0;
-             });
-    };
-  };
-  const auto run = [&](const Shares& shares) {
-    problem = samples_problem(table, samples, shares);
-    if (!problem.empty()) return Synthesised{};
-    options.allows_node = by_samples(shares);
-    auto found = synthesis.run(shares, options);
-    const auto cuts_samples = [&](const NodeSharding& way) { return samples.count(way.axis) != 0; };
-    const bool is_data_parallel =
-        found && std::any_of(found->program.nodes.begin(), found->program.nodes.end(), cuts_samples);
-    if (is_data_parallel) return *std::move(found);
-    problem = "it cannot be cut so";
-    return Synthesised{};
-  };
-  switch (which) {
-    case Baseline::even_data:
-    case Baseline::proportional_data:
-      options.allows_state = [](ValueId, PlacementId lies) { return lies == kReplicated; };
-      return run(which == Baseline::even_data ? even : proportional);
-    case Baseline::zero: {
-      ShardingCosts& costs = synthesis.costs();
-      options.allows_state = [&, even](ValueId id, PlacementId lies) {
-        const auto& placements = table.placements(id);
-        if (lies != kReplicated) return placements[lies].is_sharded() && placements[lies].dim == 0;
-        for (size_t p = kPartial + 1; p < placements.size(); ++p)
-          if (placements[p].dim == 0 && costs.fills(id, static_cast<PlacementId>(p), even)) return false;
-        return true;
-      };
-      return run(even);
+namespace {
+
+class BaselineSearch {
+ public:
+  BaselineSearch(const Request& request, std::string& problem)
+      : table_(*request.table),
+        synthesis_(request),
+        even_(even_shares(*request.group)),
+        proportional_(proportional_shares(*request.group)),
+        samples_(sample_axes(table_)),
+        problem_(problem) {}
+
+  Synthesised run(Baseline which) {
+    switch (which) {
+      case Baseline::even_data: return data_parallel(even_, whole_state());
+      case Baseline::proportional_data: return data_parallel(proportional_, whole_state());
+      case Baseline::partly_data: return partly_data_parallel();
+      case Baseline::zero: return zero();
+      case Baseline::megatron: return megatron();
+      case Baseline::published: return published();
     }
-    case Baseline::megatron: try { return synthesis.of(megatron_sharding(table, even, false, ""));
-      } catch (const Error& error) {
-        problem = error.what();
-        return {};
-      }
-    case Baseline::published: {
-      options.allows_node = [&](NodeId n, const NodeSharding& way) {
-        return !addition_of(table.graph(), samples, n, way);
-      };
-      const Synthesised one = synthesis.alternate(even, options),
-                        other = synthesis.alternate(proportional, options);
-      return one.cost <= other.cost ? one : other;
-    }
+    return {};
   }
-  return {};
+
+ private:
+  static SearchOptions whole_state() {
+    SearchOptions options;
+    options.allows_state = [](ValueId, PlacementId lies) { return lies == kReplicated; };
+    return options;
+  }
+
+  bool is_of_samples(const NodeSharding& way) const { return samples_.count(way.axis) != 0; }
+  bool updates(NodeId n) const { return table_.graph().nodes[static_cast<size_t>(n)].phase == Phase::update; }
+  bool can_cut_samples(NodeId n, const Shares& shares) const {
+    const auto& ways = table_.shardings(n);
+    return !updates(n) && std::any_of(ways.begin(), ways.end(), [&](const NodeSharding& way) {
+      return is_of_samples(way) && fills(table_.axes()[static_cast<size_t>(way.axis)], shares);
+    });
+  }
+
+  // Each device computes with its samples alone whatever it can; `cuts_updates`: also along other axes.
+  Synthesised data_parallel(const Shares& shares, SearchOptions options, bool cuts_updates = false) {
+    options.allows_node = [&, cuts_updates](NodeId n, const NodeSharding& way) {
+      if (way.axis < 0) return !can_cut_samples(n, shares);
+      return is_of_samples(way) || (cuts_updates && updates(n));
+    };
+    problem_ = samples_problem(table_, samples_, shares);
+    auto found = problem_.empty() ? synthesis_.run(shares, options) : std::nullopt;
+    if (found && cuts_samples(found->program)) return *std::move(found);
+    if (problem_.empty()) problem_ = "it cannot be cut so";
+    return {};
+  }
+
+  bool cuts_samples(const ShardingProgram& program) const {
+    return std::any_of(program.nodes.begin(), program.nodes.end(),
+                       [&](const NodeSharding& way) { return is_of_samples(way); });
+  }
+
+  // Where it costs less that every device computes some layers with all samples, as of large matrices.
+  Synthesised partly_data_parallel() {
+    SearchOptions options = whole_state();
+    options.allows_node = [&](NodeId, const NodeSharding& way) { return way.axis < 0 || is_of_samples(way); };
+    Synthesised best;
+    for (const Shares& shares : {even_, proportional_}) {
+      auto found = synthesis_.run(shares, options);
+      if (!found || found->cost >= best.cost || !cuts_samples(found->program)) continue;
+      const auto& nodes = found->program.nodes;
+      for (size_t n = 0; n < nodes.size(); ++n)
+        if (nodes[n].axis < 0 && can_cut_samples(static_cast<NodeId>(n), shares)) {
+          best = *std::move(found);
+          break;
+        }
+    }
+    return best;
+  }
+
+  Synthesised zero() {
+    SearchOptions options;
+    options.allows_state = [&](ValueId id, PlacementId lies) {
+      const auto& placements = table_.placements(id);
+      if (lies != kReplicated) return placements[lies].is_sharded() && placements[lies].dim == 0;
+      for (size_t p = kPartial + 1; p < placements.size(); ++p)
+        if (placements[p].dim == 0 && synthesis_.costs().fills(id, static_cast<PlacementId>(p), even_))
+          return false;
+      return true;
+    };
+    return data_parallel(even_, std::move(options), true);
+  }
+
+  Synthesised megatron() try {
+    return synthesis_.of(megatron_sharding(table_, even_, false, ""));
+  } catch (const Error& error) {
+    problem_ = error.what();
+    return {};
+  }
+
+  Synthesised published() {
+    SearchOptions options;
+    options.allows_node = [&](NodeId n, const NodeSharding& way) {
+      return !addition_of(table_.graph(), samples_, n, way);
+    };
+    const Synthesised one = synthesis_.alternate(even_, options),
+                      other = synthesis_.alternate(proportional_, options);
+    return one.cost <= other.cost ? one : other;
+  }
+
+  const PlacementTable& table_;
+  Synthesis synthesis_;
+  const Shares even_, proportional_;
+  const std::set<int> samples_;
+  std::string& problem_;
+};
+
+}  // namespace
+
+Synthesised baseline(const Request& request, Baseline which, std::string& problem) {
+  return BaselineSearch(request, problem).run(which);
 }
 
 namespace {

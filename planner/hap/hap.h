@@ -19,13 +19,15 @@ namespace het::planner::hap {
 enum class Baseline : uint8_t {
   even_data,          // data parallelism, even shares
   proportional_data,  // data parallelism, shares as the devices' rates
+  partly_data,        // of some layers; every device computes the others with all samples
   zero,       // data parallelism whose weights and optimizer state are cut along their first dimension
   megatron,   // Megatron-LM's tensor parallelism, even shares
   published,  // HAP's published rules: no contracted dimension, no heads, no vocabulary
 };
 std::string_view name_of(Baseline baseline);
-inline constexpr Baseline kBaselines[] = {Baseline::even_data, Baseline::proportional_data, Baseline::zero,
-                                          Baseline::megatron, Baseline::published};
+inline constexpr Baseline kBaselines[] = {Baseline::even_data,   Baseline::proportional_data,
+                                          Baseline::partly_data, Baseline::zero,
+                                          Baseline::megatron,    Baseline::published};
 
 struct Synthesised {
   ShardingProgram program;  // with its shares
@@ -47,7 +49,7 @@ struct Request {
   bool is_wide = false;                // it is known that the graph is (search.h)
 };
 
-// One kind of program. `problem` says why there is none.
+// One kind of program. `problem` says why there is none; empty: it is the same as another kind.
 Synthesised baseline(const Request& request, Baseline which, std::string& problem);
 
 // What is added to the published rules.

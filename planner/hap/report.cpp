@@ -226,6 +226,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     if (const size_t line = compared.problem.find(":\n  "); line != std::string::npos)
       compared.problem = compared.problem.substr(line + 4, compared.problem.find('\n', line + 4) - line - 4);
     compared.found = other.found();
+    if (!compared.found && compared.problem.empty()) continue;
     if (other.found()) {
       compared.summed_seconds = seconds_of(other.cost);
       compared.plan = to_plan(request, other.program);

@@ -112,7 +112,8 @@ def measure_all(hetrun, folder, settings, only='', trials=1):
     return found
 
 
-BASELINES = ('even data parallelism', 'proportional data parallelism', 'ZeRO', 'Megatron tensor parallelism')
+BASELINES = ('even data parallelism', 'proportional data parallelism', 'data parallelism in part', 'ZeRO',
+             'Megatron tensor parallelism')
 
 
 def summary(found):

@@ -77,6 +77,16 @@ class Synthesis(Case):
         self.assertFalse(report['cut'])
         self.assertEqual([device['part'] for device in report['devices']], [1, 1, 1])
 
+    def test_baselines_are_what_they_are_called(self):
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('1 us', '2 s'))
+        found = {}
+        for other in self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')['report']['baselines']:
+            found[other['name']] = other['lua']
+        for name in ('even data parallelism', 'proportional data parallelism', 'ZeRO'):
+            self.assertIn('["tokens embedding"] = "ids dim 0 -> y dim 0"', found[name], name)
+        few = self.hetrun('plan', 'small.lua', '--batch=2', '--cluster=fast.lua', '--policy=hap')[0]
+        self.assertRegex(few, r'  even data parallelism +2 samples cannot be cut among 3 devices\n')
+
     def test_one_device_has_a_plan_without_sharding(self):
         alone = self.losses('small.lua')
         text = self.hetrun('plan', 'small.lua', '--devices=1', '--policy=hap')[0]
@@ -164,7 +174,7 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         table = simulated[:simulated.index('\nlinks: ')]
         self.assertIn('what binds: ', table)
         self.assertTrue(text.startswith(f"a sharding program: {programs['name']}\n{table}\nthe best pipelines take "), text)
-        self.assertRegex(text, r'simulated likewise: this is \d\.\d\d times faster\n')
+        self.assertRegex(text, r'simulated likewise: this is \d\.\d\d times faster; they are:\ndevice ')
         self.assertNotIn('text', programs)
         self.assertNotIn('programs', self.json_of('plan', 'images.lua', '--cluster=slow.lua', '--without=sharding_programs'))
         alone = self.losses('images.lua')
