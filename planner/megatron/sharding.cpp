@@ -22,12 +22,16 @@ std::string describe(const Shares& shares) {
   return fmt::format("{}{}{}", equal ? "" : "shares ", show_shares(shares), equal ? " devices" : "");
 }
 
-// The least that a part gets of so many units.
-int64_t smallest_part(int64_t units, const Shares& shares) {
+// What each part gets of so many units, and the least of it.
+std::vector<int64_t> parts_of(int64_t units, const Shares& shares) {
   const std::vector<int64_t> points = cut_points(units, shares);
-  int64_t least = units;
-  for (size_t p = 0; p + 1 < points.size(); ++p) least = std::min(least, points[p + 1] - points[p]);
-  return least;
+  std::vector<int64_t> parts;
+  for (size_t p = 0; p + 1 < points.size(); ++p) parts.push_back(points[p + 1] - points[p]);
+  return parts;
+}
+int64_t smallest_part(int64_t units, const Shares& shares) {
+  const std::vector<int64_t> parts = parts_of(units, shares);
+  return *std::min_element(parts.begin(), parts.end());
 }
 
 // The divisors of n that are nearest to the degree, one below and, where there is one, one above: "2 or 8".
@@ -111,7 +115,8 @@ class Choice {
     if (even && least > 0) return true;
     std::string problem = fmt::format("{} among {}", describe_units(axis), describe(shares_));
     problem += are_equal(shares_) ? fmt::format("; {} would do", divisors(units, parts))
-                                  : "; each device needs at least one";
+                                  : fmt::format("; each device needs at least one, they get {}",
+                                                fmt::join(parts_of(units, shares_), ", "));
     if (std::find(problems_.begin(), problems_.end(), problem) == problems_.end())
       problems_.push_back(std::move(problem));
     return false;
@@ -133,8 +138,8 @@ class Choice {
         const std::string_view meaning = meaning_of(letter);
         const std::string text =
             fmt::format("{}: {} {}", graph_.scopes[static_cast<size_t>(node.scope)], units, meaning);
-        const bool is_vague = meaning == kFeatures || meaning == meaning_of("");  // "entries"
-        if (!is_vague) return text;
+        if (meaning == meaning_of("")) continue;  // "entries": what has them says more
+        if (meaning != kFeatures) return text;
         if (other.empty()) other = text;
       }
     }
