@@ -193,6 +193,7 @@ void state_set_initial_from(StateHandle& state, SnapshotHandle& snapshot) {
 }
 void state_clear_initial(StateHandle& state) { state->clear_initial(); }
 double state_bytes_restored(StateHandle& state) { return static_cast<double>(state->bytes_restored()); }
+double state_seconds_waited(StateHandle& state) { return state->seconds_waited(); }
 void state_clear(StateHandle& state) { state->clear(); }
 void state_drop(StateHandle& state, std::string name) { state->drop(name); }
 // It is the state after this step.
@@ -225,9 +226,9 @@ void add_device(lua_State* L) {
           bind<&state_bytes>("bytes"), bind<&state_copy>("copy"), bind<&state_has>("has"),
           bind<&state_drop>("drop"), bind<&state_set_initial>("set_initial"),
           bind<&state_set_initial_from>("set_initial_from"), bind<&state_clear_initial>("clear_initial"),
-          bind<&state_bytes_restored>("bytes_restored"), bind<&state_set_step>("set_step"),
-          bind<&state_set_nonce>("set_nonce"), bind<&state_step>("step"), bind<&state_restart>("restart"),
-          bind<&state_clear>("clear")});
+          bind<&state_bytes_restored>("bytes_restored"), bind<&state_seconds_waited>("seconds_waited"),
+          bind<&state_set_step>("set_step"), bind<&state_set_nonce>("set_nonce"), bind<&state_step>("step"),
+          bind<&state_restart>("restart"), bind<&state_clear>("clear")});
   make_class<StateCopyHandle>(
       L, {bind<&state_names<StateCopyHandle>>("names"), bind<&copy_read>("read"), bind<&copy_done>("done")});
   set_functions(L, "native.",

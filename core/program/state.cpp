@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
 #include "core/base/parallel.h"
 #include "core/base/random.h"
@@ -164,9 +165,11 @@ std::shared_ptr<StateCopy> StateStore::read_in_place() {
 }
 
 void StateStore::await_copies() {
+  const double began = steady_seconds();
   device_->wait_for_transfers();
   std::unique_lock lock(readers_->mutex);
   readers_->changed.wait(lock, [&] { return readers_->count == 0; });
+  seconds_waited_ += steady_seconds() - began;
 }
 
 std::shared_ptr<StateCopy> StateStore::copy() {

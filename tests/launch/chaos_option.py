@@ -106,6 +106,7 @@ class Chaos(unittest.TestCase):
         self.assertGreater(len(found), STEPS // 2, err)
         for record in found:
             self.assertGreaterEqual(record['snapshot_age_steps'], 1)
+            self.assertGreater(record['snapshot_stall_seconds'], 0)
             self.assertEqual((record['snapshot_hosts'], record['replicas_behind_bytes']), (1, 0))
         self.assertRegex(err, r'snapshot \d+ steps? old on 1 host\b')
 

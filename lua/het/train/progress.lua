@@ -161,7 +161,8 @@ end
 
 --- After a step. step: { step, loss, lr, gradient_norm, seconds, figures }.
 -- @tparam[opt] table snapshot the newest whole one in memory: { age = steps, hosts = that hold it, behind_bytes = that
--- replicas of this rank's next one lack, every = steps to the next, cost = seconds that steps lose to one }
+-- replicas of this rank's next one lack, every = steps to the next, cost = seconds that steps lose to one, stall =
+-- seconds in which this rank waited for snapshots, in all }
 function Progress:step(step, snapshot)
   local rate
   if step.seconds > 0 then   -- else it was finished after the loss of a rank, and no time was measured
@@ -179,7 +180,8 @@ function Progress:step(step, snapshot)
     seconds = self.train_seconds, tokens_per_s = rate, mfu = rate and self:mfu(rate),
     snapshot_age_steps = snapshot and snapshot.age, snapshot_hosts = snapshot and snapshot.hosts,
     replicas_behind_bytes = snapshot and snapshot.behind_bytes, snapshot_every_steps = snapshot and snapshot.every,
-    snapshot_cost_seconds = snapshot and snapshot.cost, figures = step.figures } }
+    snapshot_cost_seconds = snapshot and snapshot.cost, snapshot_stall_seconds = snapshot and snapshot.stall,
+    figures = step.figures } }
   self:record(self.last[1])
   if self.quiet then return end
   local now = native.clock()

@@ -8,7 +8,8 @@
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
 -- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
 -- whole ones, the oldest first; `snapshot_taken`, by tier the last whole one: { step =, at = (seconds since 1970) };
--- `pace` of those in memory, nil where the recipe says how often; `memory_due`: the step after which the next is taken.
+-- `snapshot_seconds` that beginning them took; `pace` of those in memory, nil where the recipe says how often;
+-- `memory_due`: the step after which the next is taken.
 local native = require "het.native"
 local errors = require "het.errors"
 local pace = require "het.train.pace"
@@ -36,7 +37,7 @@ function snapshots.begin(run)
     wanted.memory_bytes = limit / math.max(1, on_host)
   end
   run.snapshots = native.run_snapshots(wanted)
-  run.snapshotting, run.on_disk, run.snapshot_taken = {}, {}, {}
+  run.snapshotting, run.on_disk, run.snapshot_taken, run.snapshot_seconds = {}, {}, {}, 0
   run.pace = in_memory and not a.memory_every and pace.new() or nil
 end
 
@@ -88,12 +89,14 @@ end
 
 --- The newest whole snapshot in memory of this session: { age = steps that the run is ahead of it, hosts = that hold
 -- it, behind_bytes = that the hosts which keep this rank's parts still lack of the next one, every = steps from it to
--- the next, cost = seconds that steps here lose to one, where that is measured }; nil without one.
+-- the next, cost = seconds that steps here lose to one, where that is measured, stall = seconds in which this rank
+-- could not go on because of snapshots, in all }; nil without one.
 function snapshots.newest(run)
   local step = run.snapshots and snapshots.step_of(run, "memory")
   if not step or step <= run.session.first_step then return nil end
   return { age = run.step - step, hosts = run.snapshots:hosts(), behind_bytes = run.snapshots:behind_bytes(),
-    every = math.max(1, run.memory_due - step), cost = run.pace and run.pace.cost }
+    every = math.max(1, run.memory_due - step), cost = run.pace and run.pace.cost,
+    stall = run.snapshot_seconds + run.state:seconds_waited() }
 end
 
 local longest_pause = 1024   -- steps
@@ -142,7 +145,9 @@ local function take(run, in_memory, on_disk)
   local taken = { memory = in_memory, disk = on_disk, cursor = run.cursor, seed = run.arguments.seed,
     about = record.of(run) }
   local under_way = run.snapshotting
+  local began = native.clock()
   local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
+  run.snapshot_seconds = run.snapshot_seconds + native.clock() - began
   if ok then
     under_way.memory, under_way.disk = memory or under_way.memory, disk or under_way.disk
     return

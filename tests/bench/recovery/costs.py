@@ -2,7 +2,8 @@
 how fast they reach a disk.
 
 Two machines (namespaces, 10 Gb/s) train a pipeline of two stages, one micro-batch at a time: one of the two ranks waits
-at any moment, as processors do beside a GPU. Runs with and without snapshots take turns."""
+at any moment. Runs with and without snapshots take turns. How much longer their steps are holds for processors that do
+everything; how long the training waited for its snapshots (`stall`) also for those that wait for a GPU."""
 
 import json
 import os
@@ -17,33 +18,40 @@ from network import Network
 from scenarios import Cluster, is_step
 
 STEPS, WARMUP = 24, 5
+LAYERS, WIDTH, BATCH = 6, 512, 72   # steps of about a second on one processor
+LINK = '10gbit'
+STATE_BYTES = 12 * LAYERS * 12 * WIDTH ** 2 / 2   # of a rank: weights of the blocks and AdamW's two moments, in f32
 INTERVALS = 2   # of snapshots as often as pays, that are measured
 MODES = {'without': ['--memory=false'], 'each': ['--memory_every=1'], 'as pays': ['--memory_every=0']}
 
 
 def run_steps(hetrun, network, mode, folder):
-    """Seconds of each step, and the metrics of the last one."""
+    """Seconds of each step, the metrics of the last one, and the share of all steps for which the training waited."""
     cluster = Cluster(hetrun, network, folder)
     try:
-        cluster.begin([0, 1], ['--batch=16', '--microbatch=16', *MODES[mode]])
-        times, record, steps = [], None, STEPS
+        cluster.begin([0, 1], [f'--batch={BATCH}', f'--microbatch={BATCH}', f'--layers={LAYERS}', f'--width={WIDTH}',
+                               *MODES[mode]])
+        times, record, steps, stalls = [], None, STEPS, []
         while len(times) < steps + WARMUP:
             before = record and record['seconds']   # since the run began
             _, record = cluster.until(is_step, 'a step')
             if before:
                 times.append(record['seconds'] - before)
+            if 'snapshot_stall_seconds' in record:
+                stalls.append((record['seconds'], record['snapshot_stall_seconds']))
             if mode == 'as pays' and record.get('snapshot_cost_seconds') and steps == STEPS:
                 # The first interval that is chosen by what was measured begins here: so many of these.
                 steps = STEPS + len(times) + INTERVALS * record['snapshot_every_steps']
                 first = len(times)
-        return (times[first:] if mode == 'as pays' else times[WARMUP:]), record
+        stall = (stalls[-1][1] - stalls[0][1]) / (stalls[-1][0] - stalls[0][0]) if len(stalls) > 1 else None
+        return (times[first:] if mode == 'as pays' else times[WARMUP:]), record, stall
     finally:
         cluster.close()
 
 
 def overhead(hetrun, rounds=3):
-    network = Network(2, '10gbit', '100mbit')
-    seconds, last = {mode: [] for mode in MODES}, {}
+    network = Network(2, LINK, '100mbit')
+    seconds, last, stalls = {mode: [] for mode in MODES}, {}, []
     try:
         for turn in range(rounds):
             for mode in MODES:
@@ -51,18 +59,21 @@ def overhead(hetrun, rounds=3):
                     continue
                 folder = Path(tempfile.mkdtemp())
                 try:
-                    times, last[mode] = run_steps(hetrun, network, mode, folder)
+                    times, last[mode], stall = run_steps(hetrun, network, mode, folder)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
                 seconds[mode] += times
+                if mode == 'each':
+                    stalls.append(stall)
     finally:
         network.remove()
     without, each = (statistics.median(seconds[mode]) for mode in ('without', 'each'))
     paying = last['as pays']
     step = statistics.median(seconds['as pays'])
     return {'step_seconds': without, 'with_snapshots': each, 'overhead_each': each / without - 1,
+            'stall_each': statistics.median(stalls), 'link': LINK,
             'mean_overhead_each': statistics.mean(seconds['each']) / statistics.mean(seconds['without']) - 1,
-            'snapshot_age_steps': last['each'].get('snapshot_age_steps'), 'state_bytes_of_a_rank': 530e6 / 2,
+            'snapshot_age_steps': last['each'].get('snapshot_age_steps'), 'state_bytes_of_a_rank': STATE_BYTES,
             # Within one run, so that a busy machine counts for all of its steps alike.
             'overhead': statistics.mean(seconds['as pays']) / step - 1,
             'every_steps': paying.get('snapshot_every_steps'), 'cost_seconds': paying.get('snapshot_cost_seconds'),
