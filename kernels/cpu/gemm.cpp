@@ -5,7 +5,11 @@
 #include "kernels/cpu/gemm.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
 
+#include "core/base/elapsed.h"
 #include "core/base/parallel.h"
 #include "kernels/cpu/gemm_tile.h"
 
@@ -27,6 +31,8 @@ constexpr int64_t kFewRows = 4;
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes a copy
 constexpr int64_t kInPlace = kWide ? 1024 : 64;   // an operand used for no more rows or columns is not packed
+constexpr int64_t kLarge = int64_t{4} << 20;      // bytes of an operand: more than a second-level cache has
+constexpr int64_t kManyTimes = 256;               // rows or columns for which a large operand is worth a copy
 constexpr int64_t kInPlaceStride = 1024;  // of rows walked in place: the hardware looks ahead within a page
 
 constexpr int64_t kBlockFloats =
@@ -75,11 +81,11 @@ void pack_tiles(const T* a, int64_t stride, int64_t terms, int64_t rows, float* 
 // Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i], or
 // tile by tile).
 template <typename Word, typename T>
-void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t terms, float* to) {
+void pack_a(const T* a, const GemmShape& s, bool by_tiles, int64_t rows, int64_t terms, float* to) {
   if constexpr (Word::kTerms == 1) {
     if (s.a_col == 1)
       for (int64_t i = 0; i < rows; ++i) copy_row(a + i * s.a_row, terms, to + i * kRowStride);
-    else if (kWide)
+    else if (!by_tiles)
       for (int64_t p = 0; p < terms; ++p) copy_row(a + p * s.a_col, rows, to + p * kColumnStride);
     else
       pack_tiles(a, s.a_col, terms, rows, to);
@@ -162,9 +168,48 @@ const std::byte* element(const void* data, DType dtype, int64_t index) {
 // out.
 bool crowds_cache(int64_t stride, int64_t bytes) { return stride * 4 % bytes == 0; }
 
+// Of operands that are read in place, those of which a copy would be used many times.
+bool is_large_a(const GemmShape& s) { return s.a_col != 1 && 4 * s.m * s.k >= kLarge && s.n >= kManyTimes; }
+bool is_large_b(const GemmShape& s) { return 4 * s.n * s.k >= kLarge && s.m >= kManyTimes; }
+
+// Whether this processor is faster where it reads large operands in place, the lines of which it fetches
+// again for each panel, than where it packs them. Both give the same bits. Measured once, by one thread: a
+// weight gradient, by turns, the best of each.
+bool reads_large_in_place() {
+  static const bool result = [] {
+    constexpr int kRuns = 4;
+    constexpr double kGain = 1.03;  // the least for which operands are read in place
+    constexpr int64_t kSize = 544, kTerms = 2048, kOperand = 4 * kSize * kTerms, kResult = 4 * kSize * kSize;
+    GemmShape shape;
+    shape.m = shape.n = shape.a_col = shape.b_row = shape.c_row = kSize;
+    shape.k = kTerms;
+    shape.a_row = 1;
+    shape.serial = true;
+    const Gemm ways[] = {Gemm(shape, false), Gemm(shape, true)};
+    const int64_t workspace = std::max(ways[0].workspace_bytes(), ways[1].workspace_bytes());
+    const int64_t bytes = rounded(2 * kOperand + kResult + workspace, kLineBytes);
+    const std::unique_ptr<void, decltype(&std::free)> memory(
+        std::aligned_alloc(kLineBytes, static_cast<size_t>(bytes)), &std::free);
+    if (memory == nullptr) return true;
+    auto* const a = static_cast<std::byte*>(memory.get());
+    std::byte *const b = a + kOperand, *const c = b + kOperand;
+    std::memset(a, 0, 2 * kOperand);
+    double least[] = {0, 0};
+    for (int run = 0; run < kRuns; ++run)
+      for (int way = 0; way < 2; ++way) {
+        const double began = steady_seconds();
+        ways[way].run(a, b, c, nullptr, c + kResult);
+        const double seconds = steady_seconds() - began;
+        if (run == 0 || seconds < least[way]) least[way] = seconds;
+      }
+    return least[1] * kGain < least[0];
+  }();
+  return result;
+}
+
 }  // namespace
 
-Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
+Gemm::Gemm(const GemmShape& shape, std::optional<bool> large_in_place) : shape_(shape) {
   const GemmShape& s = shape_;
   few_rows_ = s.m <= kFewRows && s.b_row == 1 && s.a_col == 1;
   if (few_rows_) return;
@@ -188,6 +233,12 @@ Gemm::Gemm(const GemmShape& shape) : shape_(shape) {
                                 : s.a_col <= kInPlaceStride && !crowds_cache(s.a_col, 2048));
   b_in_place_ =
       !pairs_ && s.b_type == DType::f32 && s.b_col == 1 && s.b_row <= kInPlaceStride && s.m <= kInPlace;
+  const bool large_a = kWide && a_in_place_ && is_large_a(s), large_b = kWide && b_in_place_ && is_large_b(s);
+  const bool packs = (large_a || large_b) && !large_in_place.value_or(false) &&
+                     (large_in_place.has_value() || !reads_large_in_place());
+  a_in_place_ = a_in_place_ && !(large_a && packs);
+  b_in_place_ = b_in_place_ && !(large_b && packs);
+  a_by_tiles_ = !pairs_ && s.a_col != 1 && (!kWide || (packs && is_large_a(s)));
   const bool narrow = s.c_type != DType::f32 && words_ > kDepth;
   if (b_in_place_) {
     columns_ = s.n;
@@ -279,15 +330,19 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
       const int64_t p = words.begin, depth = words.end - words.begin;
       const int64_t term = p * Word::kTerms, terms = smaller(words.end * Word::kTerms, s.k) - term;
       const std::byte* corner_of_a = element(a, s.a_type, i * s.a_row + term * s.a_col);
-      Left left_operand{packed_a, s.a_col == 1 ? kRowStride : kColumnStride,
-                        s.a_col == 1 ? Order::row : Order::column, s.a_col == 1 || kWide ? 0 : kRows * terms};
+      Left left_operand{packed_a,
+                        s.a_col == 1  ? kRowStride
+                        : a_by_tiles_ ? kRows
+                                      : kColumnStride,
+                        s.a_col == 1 ? Order::row : Order::column, a_by_tiles_ ? kRows * terms : 0};
       if (a_in_place_) {
         left_operand.data = reinterpret_cast<const float*>(corner_of_a);
         left_operand.stride = s.a_col == 1 ? s.a_row / Word::kTerms : s.a_col;
         left_operand.tile = 0;
       } else {
         with_operand<Word>(s.a_type, [&](auto type) {
-          pack_a<Word>(reinterpret_cast<const decltype(type)*>(corner_of_a), s, count, terms, packed_a);
+          pack_a<Word>(reinterpret_cast<const decltype(type)*>(corner_of_a), s, a_by_tiles_, count, terms,
+                       packed_a);
         });
       }
       const Start start = p > 0 || s.add ? Start::sum : bias != nullptr ? Start::bias : Start::zero;

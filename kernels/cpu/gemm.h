@@ -63,7 +63,9 @@ class TileProduct {
 
 class Gemm {
  public:
-  explicit Gemm(const GemmShape& shape);
+  // `large_in_place`: whether large operands are read where they lie, too; without it as is faster on this
+  // processor.
+  explicit Gemm(const GemmShape& shape, std::optional<bool> large_in_place = {});
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
   // bias: f32[n] added to every row, or null.
@@ -86,6 +88,7 @@ class Gemm {
   bool split_rows_ = true;  // threads share out rows of C, else columns
   bool few_rows_ = false;   // too few rows to pay for packing B
   bool a_in_place_ = false, b_in_place_ = false;
+  bool a_by_tiles_ = false;  // packed A, its columns adjacent, lies tile by tile
   bool shared_b_ = false;  // threads pack parts of one B for all, and wait for each other; else each its own
   int64_t columns_ =
       0;  // of C made at a time: all, or as many as packed B has room for (a multiple of kPanel)
