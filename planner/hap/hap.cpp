@@ -180,6 +180,7 @@ class BaselineSearch {
         even_(even_shares(*request.group)),
         proportional_(proportional_shares(*request.group)),
         samples_(sample_axes(table_)),
+        allows_(request.options.allows_node),
         problem_(problem) {}
 
   Synthesised run(Baseline which) {
@@ -206,11 +207,13 @@ class BaselineSearch {
   bool can_cut_samples(NodeId n, const Shares& shares) const {
     const auto& ways = table_.shardings(n);
     return !updates(n) && std::any_of(ways.begin(), ways.end(), [&](const NodeSharding& way) {
-      return is_of_samples(way) && fills(table_.axes()[static_cast<size_t>(way.axis)], shares);
+      return is_of_samples(way) && fills(table_.axes()[static_cast<size_t>(way.axis)], shares) &&
+             (!allows_ || allows_(n, way));
     });
   }
 
-  // Each device computes with its samples alone whatever it can; `cuts_updates`: also along other axes.
+  // Whatever a device can compute from only its samples, it does; `cuts_updates`: updates are cut along any
+  // axis.
   Synthesised data_parallel(const Shares& shares, SearchOptions options, bool cuts_updates = false) {
     options.allows_node = [&, cuts_updates](NodeId n, const NodeSharding& way) {
       if (way.axis < 0) return !can_cut_samples(n, shares);
@@ -219,7 +222,7 @@ class BaselineSearch {
     problem_ = samples_problem(table_, samples_, shares);
     auto found = problem_.empty() ? synthesis_.run(shares, options) : std::nullopt;
     if (found && cuts_samples(found->program)) return *std::move(found);
-    if (problem_.empty()) problem_ = "it cannot be cut so";
+    if (problem_.empty()) problem_ = "no program was found in which devices compute from only their samples";
     return {};
   }
 
@@ -233,9 +236,11 @@ class BaselineSearch {
     SearchOptions options = whole_state();
     options.allows_node = [&](NodeId, const NodeSharding& way) { return way.axis < 0 || is_of_samples(way); };
     Synthesised best;
+    problem_ = "no program was found that cuts samples at less cost than cutting nothing";
     for (const Shares& shares : {even_, proportional_}) {
       auto found = synthesis_.run(shares, options);
       if (!found || found->cost >= best.cost || !cuts_samples(found->program)) continue;
+      problem_.clear();  // all of it is data parallel, unless a layer is not
       const auto& nodes = found->program.nodes;
       for (size_t n = 0; n < nodes.size(); ++n)
         if (nodes[n].axis < 0 && can_cut_samples(static_cast<NodeId>(n), shares)) {
@@ -273,6 +278,7 @@ class BaselineSearch {
     };
     const Synthesised one = synthesis_.alternate(even_, options),
                       other = synthesis_.alternate(proportional_, options);
+    if (!one.found() && !other.found()) problem_ = "no program was found";
     return one.cost <= other.cost ? one : other;
   }
 
@@ -280,6 +286,7 @@ class BaselineSearch {
   Synthesis synthesis_;
   const Shares even_, proportional_;
   const std::set<int> samples_;
+  const std::function<bool(NodeId, const NodeSharding&)>& allows_;  // of the request; null: everything
   std::string& problem_;
 };
 

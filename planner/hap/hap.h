@@ -19,10 +19,10 @@ namespace het::planner::hap {
 enum class Baseline : uint8_t {
   even_data,          // data parallelism, even shares
   proportional_data,  // data parallelism, shares as the devices' rates
-  partly_data,        // of some layers; every device computes the others with all samples
-  zero,       // data parallelism whose weights and optimizer state are cut along their first dimension
-  megatron,   // Megatron-LM's tensor parallelism, even shares
-  published,  // HAP's published rules: no contracted dimension, no heads, no vocabulary
+  partly_data,  // data parallelism of some layers only; every device computes the others with all samples
+  zero,         // data parallelism whose weights and optimizer state are cut along their first dimension
+  megatron,     // Megatron-LM's tensor parallelism, even shares
+  published,    // HAP's published rules: no contracted dimension, no heads, no vocabulary
 };
 std::string_view name_of(Baseline baseline);
 inline constexpr Baseline kBaselines[] = {Baseline::even_data,   Baseline::proportional_data,

@@ -82,7 +82,7 @@ class Stages {
       : request_(request), group_(*request.group), grids_(grids_of(*request.group)) {}
 
   StagesAnswer run() {
-    if (group_.size() > kMostDevices) return std::move(answer_);
+    if (group_.size() < 2 || group_.size() > kMostDevices) return std::move(answer_);
     if (request_.pipelines)
       add_pipelines();
     else if (simulate_rival())

@@ -109,8 +109,8 @@ def by_model(hetrun, given):
     for workload, gpus, _, report in reports(hetrun, given, sizes_of(given)):
         seconds = {other['name']: other['summed_seconds'] for other in report['baselines'] if other['found']}
         own = report['summed_seconds']
-        first = min(seconds[n] for n in ('even data parallelism', 'proportional data parallelism', 'data parallelism in part',
-                                         'ZeRO') if n in seconds)
+        first = min((seconds[n] for n in ('even data parallelism', 'proportional data parallelism', 'data parallelism in part',
+                                          'ZeRO') if n in seconds), default=own)
         megatron = seconds.get('Megatron tensor parallelism')
         hap = seconds.get("HAP's published rules")
         each = report['search_seconds'] / report['searches']

@@ -191,8 +191,8 @@ local function better_of(run, cluster, answer, found)
     found.step_seconds, devices = program.report.step_seconds, program.text
   end
   if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
-  answer.text = ("a sharding program: %s\n%sthe best pipelines take %s, simulated likewise: this is %.2f times "
-    .. "faster; they are:\n%s"):format(found.name, devices, native.show_seconds(found.rival_seconds),
+  answer.text = ("a sharding program: %s\n%sthe best pipelines take %s by the same simulation, %.2f times as "
+    .. "long:\n%s"):format(found.name, devices, native.show_seconds(found.rival_seconds),
     found.rival_seconds / found.step_seconds, answer.text)
   answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
   answer.cheaper = nil   -- beside the pipelines
