@@ -291,10 +291,11 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
     }
   };
 
-  // Reads of these lines have thrown an error, the first one's: it also says how many lines are like that.
+  // Where `error`, of a line from the first one on, is handled: throws it with how many more lines have one.
   const auto refuse = [&](const Error& error, size_t first, const auto& body) {
-    constexpr size_t kMostLookedAt = 100'000;
-    const size_t end = std::min(lines.size(), first + kMostLookedAt);
+    if (error.kind() != ErrorKind::usage) throw;
+    constexpr size_t kMostChecked = 10'000;  // they may have to be encoded
+    const size_t end = std::min(lines.size(), first + kMostChecked);
     int64_t others = -1;
     for (size_t i = first; i < end; ++i) try {
         read(lines[i], body);
@@ -305,7 +306,7 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
     throw Error(error.kind(),
                 fmt::format("{}; {} more {} cannot be read{}", error.sentence(), others,
                             others == 1 ? "line" : "lines",
-                            end < lines.size() ? fmt::format(" of the next {}", kMostLookedAt) : ""));
+                            end < lines.size() ? fmt::format(" of the next {}", kMostChecked) : ""));
   };
 
   ExampleReader reader;

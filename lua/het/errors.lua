@@ -41,14 +41,19 @@ function errors.is_own(problem) return type(problem) == "table" and kinds[proble
 -- Of a tensor; methods in other libraries.
 local fields = { shape = true, dtype = true }
 
---- Text of an error of Lua, with what may have been meant.
-function errors.hinted(message)
+-- What may have been meant by code that raised this error of Lua.
+local function hint_for(message)
   if message:find "attempt to compare .*userdata" then
-    return message .. "; tensors and values of a model are compared by operators: op.where(op.greater(x, y), x, y)"
+    return "; tensors and values of a model are compared by operators: op.where(op.greater(x, y), x, y)"
   end
   local name = message:match "attempt to call %a+ '(%a+)' %(a %a+ value%)"
-  if not fields[name] then return message end
-  return ("%s; a tensor's %s is a field: x.%s, without parentheses"):format(message, name, name)
+  return fields[name] and ("; a tensor's %s is a field: x.%s, without parentheses"):format(name, name) or ""
+end
+
+--- Text of an error of Lua, with what may have been meant, once.
+function errors.hinted(message)
+  local hint = hint_for(message)
+  return message:sub(-#hint) == hint and message or message .. hint
 end
 
 --- What went wrong, as text and as a kind, whatever was raised.

@@ -153,7 +153,7 @@ std::vector<Refusal> refusals() {
       {"attention",
        {f32({1, 2, 4, 8}), f32({1, 2, 2, 8}), f32({1, 2, 2, 8})},
        {{"score_cap", 0.0}},
-       {"score_cap = 0", "above 0"}},
+       {"score_cap = 0", "from 0.001 to 10000"}},
       {"attention_cached",
        {f32({1, 1, 2, 8}), f32({1, 1, 2, 8}), f32({1, 1, 2, 8}), f32({1, 3, 2, 8}), f32({1, 3, 2, 8}),
         i32({1})},

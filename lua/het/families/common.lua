@@ -98,8 +98,8 @@ function common.read_layers(every)
     end
     for number, kind in ipairs(types) do
       if kind ~= (number % a.window_every == 0 and "full_attention" or "sliding_attention") then
-        refuse(("layer_types has '%s' for layer %d; every %d. layer with full_attention and all others with "
-          .. "sliding_attention is supported"):format(tostring(kind), number, a.window_every))
+        refuse(("layer_types has '%s' for layer %d; full_attention for each layer whose number %d divides "
+          .. "and sliding_attention for all others is supported"):format(tostring(kind), number, a.window_every))
       end
     end
   end
@@ -125,7 +125,8 @@ common.late_windows = {
 --- For `read`: these layers, also from `layer_types`.
 function common.read_late_windows(config, a, refuse)
   local types = config.layer_types
-  if config.use_sliding_window and type(types) == "table" then
+  local has_windows = config.use_sliding_window == true   -- it may be null
+  if has_windows and type(types) == "table" then
     a.window_after = #types
     for number, kind in ipairs(types) do
       if kind == "sliding_attention" then a.window_after = math.min(a.window_after, number - 1) end
@@ -135,7 +136,8 @@ function common.read_late_windows(config, a, refuse)
       end
     end
   end
-  if not config.use_sliding_window or a.window_after >= a.layers then a.window = nil end
+  if has_windows and type(a.window_after) ~= "number" then refuse "max_window_layers is missing" end
+  if not has_windows or a.window_after >= a.layers then a.window = nil end
   if not a.window or a.window_after == 0 then a.window_after = nil end
 end
 
@@ -171,12 +173,15 @@ end
 local function is_dense(a, number) return not common.has_experts(a, number) end
 
 --- Which layers of a Qwen have experts, and the feed-forward layer of the others.
-common.sparse_layers = {
-  { "decoder_sparse_step", "experts_every", default = 1, written = function(a) return a.experts_every or 1 end },
-  { "intermediate_size", "dense_hidden", written = function(a)
-    return a.dense_hidden or require("het.nn.attention").swiglu_hidden(a.width)
-  end },
-}
+-- @tparam number hidden size of that layer where config.json does not say it
+function common.sparse_layers(hidden)
+  return {
+    { "decoder_sparse_step", "experts_every", default = 1, written = function(a) return a.experts_every or 1 end },
+    { "intermediate_size", "dense_hidden", default = hidden, written = function(a)
+      return a.dense_hidden or require("het.nn.attention").swiglu_hidden(a.width)
+    end },
+  }
+end
 
 --- For `read` and `write`: the same, of lists.
 function common.read_dense_layers(config, a)

@@ -6,7 +6,7 @@ return {
   constructor = "decoder",
   decoder = common.decoder { bias = true, out_bias = false, eps = 1e-6, experts = 60, top = 4, normalised = false,
     auxiliary = 0, shared = 5632 },
-  config = common.joined(common.expert_sizes, common.grouped, common.sparse_layers, {
+  config = common.joined(common.expert_sizes, common.grouped, common.sparse_layers(5632), {
     { "head_dim", "head_size" },
     { "rms_norm_eps", "eps", default = 1e-6 },
     { "tie_word_embeddings", "tied", default = false },

@@ -6,7 +6,7 @@ return {
   constructor = "decoder",
   decoder = common.decoder { qk_norm = "head", eps = 1e-6, experts = 128, top = 8, normalised = false,
     auxiliary = 0 },
-  config = common.joined(common.expert_sizes, common.grouped, common.head_size, common.sparse_layers, {
+  config = common.joined(common.expert_sizes, common.grouped, common.head_size, common.sparse_layers(6144), {
     { "rms_norm_eps", "eps", default = 1e-6 },
     { "tie_word_embeddings", "tied", default = false },
     { "num_experts", "experts", default = 128 },

@@ -93,7 +93,7 @@ attention.attention = layer.define {
     { "norm_offset", "number", "added to the weights of these norms", default = 0, choices = { 0, 1 } },
     { "eps", "number", "of these norms", default = 1e-5, above = 0 },
     { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
-    { "score_cap", "number", "scores are cap · tanh(score / cap)", above = 0 },
+    { "score_cap", "number", "scores are cap · tanh(score / cap)", min = 1e-3, max = 1e4 },
     { "window", "integer", "a token sees itself and those before it, so many in all", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },

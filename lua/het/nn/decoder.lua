@@ -66,7 +66,7 @@ local block_fields = {
   { "scaling", "table", "rotary positions for longer contexts, as nn.attention has it" },
   { "context", "integer", "tokens that the model sees at once, by which longrope chooses", min = 1 },
   { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
-  { "score_cap", "number", "scores are cap · tanh(score / cap)", above = 0 },
+  { "score_cap", "number", "scores are cap · tanh(score / cap)", min = 1e-3, max = 1e4 },
   { "window", "integer", "a token sees itself and those before it, so many in all", min = 1 },
   { "eps", "number", "of the norms", default = 1e-5, above = 0 },
   { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
@@ -155,15 +155,15 @@ local fields = {
   { "tied", "boolean", "the classifier is the embedding's table (default: the family's)" },
   { "logit_cap", "number", "logits are cap · tanh(logit / cap)", above = 0 },
   { "window_every", "integer", "of so many layers the last has no window", min = 1 },
-  { "window_after", "integer", "so many layers, the first ones, have no window", min = 1 },
+  { "window_after", "integer", "the first layers, this many, have no window", min = 1 },
   { "local_rotary", "number", "base of the rotary positions of layers with a window (default: as the others)",
     above = 1 },
   { "experts", "integer", "experts in each block, of families that have them", min = 1 },
   { "top", "integer", "experts of a token", min = 1 },
   { "shared", "integer", "features inside an expert that all tokens go to, as nn.experts has it", min = 1 },
   { "experts_every", "integer", "of so many layers the last has experts (default: 1)", min = 1 },
-  { "dense_layers", "table", "numbers, from 0, of layers without experts besides (default: none)" },
-  { "dense_hidden", "integer", "features inside the feed-forward layer of those without (default: 8/3 · width)",
+  { "dense_layers", "table", "numbers, from 0, of other layers without experts (default: none)" },
+  { "dense_hidden", "integer", "features inside the feed-forward layer of layers without experts (default: 8/3 · width)",
     min = 1 },
   { "normalised", "boolean", "what a token's experts count adds up to 1" },
   { "capacity", "number", "places of an expert, as nn.experts has them (default: for all tokens)", above = 0 },
@@ -197,6 +197,10 @@ decoder.decoder = layer.define(language.with({
     end
     local problem, field = families.problem(a)
     if problem then report(field, problem) end
+    if a.window_after and a.window_after >= a.layers then
+      report("window_after", ("nn.decoder.window_after = %d leaves none of %d layers a window"):format(a.window_after,
+        a.layers))
+    end
     if not s.window then
       -- Without a window `window_every` still chooses the layers with `local_rotary`.
       local idle = a.window_after and "window_after" or a.window_every and not s.local_rotary and "window_every"

@@ -36,8 +36,8 @@ end
 experts.experts = layer.define {
   name = "nn.experts",
   sentence = "A mixture of experts in place of nn.mlp (Switch Transformer, Fedus et al. 2021): each token goes to the "
-    .. "`top` feed-forward layers that a gate finds most probable for it. What finds no place there passes by: its "
-    .. "result is 0, to which a block adds its input.",
+    .. "`top` feed-forward layers that a gate finds most probable for it. A token without a place there gets 0 from it; "
+    .. "a block adds its input.",
   example = "nn.experts { width = 768, experts = 8, top = 2 }",
   fields = {
     { "width", "integer", "features in and out", required = true, min = 1 },
@@ -51,7 +51,7 @@ experts.experts = layer.define {
     { "normalised", "boolean", "what a token's choices count adds up to 1 (default: where `top` is more than 1)" },
     { "gated", "boolean", "each has a gate as nn.swiglu: down(activation(side(x)) · up(x))", default = false },
     { "activation", "string", "inside", default = "gelu", choices = { "gelu", "gelu_exact", "silu", "relu" } },
-    { "shared", "integer", "features inside one more, which all tokens go to; its result is multiplied by "
+    { "shared", "integer", "features inside the shared expert, which all tokens go to; its result is multiplied by "
       .. "sigmoid(shared_gate(x)) (default: none)", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
