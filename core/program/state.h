@@ -105,7 +105,7 @@ class StateStore {
   // Until all copies are made, and none is read in place: what changes the state comes after this. Where the
   // device has separate memory the host does not wait.
   void await_copies();
-  double seconds_waited() const { return seconds_waited_; }  // in await_copies(), in all
+  double seconds_waited() const { return seconds_waited_; }  // the host in await_copies(), in all
   // Converted to the entry's dtype; creates it if new. An entry that is a part takes its part of a whole
   // tensor.
   void write(const std::string& name, const Tensor& tensor);

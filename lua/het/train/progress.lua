@@ -162,7 +162,7 @@ end
 --- After a step. step: { step, loss, lr, gradient_norm, seconds, figures }.
 -- @tparam[opt] table snapshot the newest whole one in memory: { age = steps, hosts = that hold it, behind_bytes = that
 -- replicas of this rank's next one lack, every = steps to the next, cost = seconds that steps lose to one, stall =
--- seconds in which this rank waited for snapshots, in all }
+-- seconds in which this rank's host waited for snapshots, in all }
 function Progress:step(step, snapshot)
   local rate
   if step.seconds > 0 then   -- else it was finished after the loss of a rank, and no time was measured

@@ -89,8 +89,8 @@ end
 
 --- The newest whole snapshot in memory of this session: { age = steps that the run is ahead of it, hosts = that hold
 -- it, behind_bytes = that the hosts which keep this rank's parts still lack of the next one, every = steps from it to
--- the next, cost = seconds that steps here lose to one, where that is measured, stall = seconds in which this rank
--- could not go on because of snapshots, in all }; nil without one.
+-- the next, cost = seconds that steps here lose to one, where that is measured, stall = seconds in which this rank's
+-- host waited for snapshots, in all }; nil without one.
 function snapshots.newest(run)
   local step = run.snapshots and snapshots.step_of(run, "memory")
   if not step or step <= run.session.first_step then return nil end

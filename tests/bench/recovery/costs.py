@@ -2,8 +2,8 @@
 how fast they reach a disk.
 
 Two machines (namespaces, 10 Gb/s) train a pipeline of two stages, one micro-batch at a time: one of the two ranks waits
-at any moment. Runs with and without snapshots take turns. How much longer their steps are holds for processors that do
-everything; how long the training waited for its snapshots (`stall`) also for those that wait for a GPU."""
+at any moment. Runs with and without snapshots take turns. Steps are longer because processors and memory also copy, check,
+send and receive; `stall` is the part of the time in which the training itself waited for its snapshots."""
 
 import json
 import os
@@ -26,7 +26,7 @@ MODES = {'without': ['--memory=false'], 'each': ['--memory_every=1'], 'as pays':
 
 
 def run_steps(hetrun, network, mode, folder):
-    """Seconds of each step, the metrics of the last one, and the share of all steps for which the training waited."""
+    """Seconds of each step, the metrics of the last one, and the share of the time in which the training waited."""
     cluster = Cluster(hetrun, network, folder)
     try:
         cluster.begin([0, 1], [f'--batch={BATCH}', f'--microbatch={BATCH}', f'--layers={LAYERS}', f'--width={WIDTH}',
@@ -34,11 +34,11 @@ def run_steps(hetrun, network, mode, folder):
         times, record, steps, stalls = [], None, STEPS, []
         while len(times) < steps + WARMUP:
             before = record and record['seconds']   # since the run began
-            _, record = cluster.until(is_step, 'a step')
+            at, record = cluster.until(is_step, 'a step')
             if before:
                 times.append(record['seconds'] - before)
             if 'snapshot_stall_seconds' in record:
-                stalls.append((record['seconds'], record['snapshot_stall_seconds']))
+                stalls.append((at, record['snapshot_stall_seconds']))
             if mode == 'as pays' and record.get('snapshot_cost_seconds') and steps == STEPS:
                 # The first interval that is chosen by what was measured begins here: so many of these.
                 steps = STEPS + len(times) + INTERVALS * record['snapshot_every_steps']

@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <thread>
 
+#include "core/base/elapsed.h"
 #include "core/io/safetensors.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/io/scratch.h"
@@ -52,6 +54,25 @@ TEST_CASE("a copy of a state stays as it was, and its memory is used again once 
   state->write("longer", Tensor::zeros({DType::f32, {100}}));
   CHECK(values_of(state->copy()->read("longer")) == std::vector<double>(100, 0));
   CHECK(values_of(state->copy()->read("a")) == std::vector<double>{4, 5, 6});
+}
+
+TEST_CASE("a state says how long its steps have waited for copies") {
+  const auto state = reference_state(3);
+  state->write("a", Tensor::of<float>({1, 2, 3}, {3}));
+  state->await_copies();
+  const double before = state->seconds_waited();
+  constexpr std::chrono::milliseconds kHeld{30};
+  auto copy = state->read_in_place();
+  std::thread holder([&] {
+    std::this_thread::sleep_for(kHeld);
+    copy.reset();
+  });
+  const double began = steady_seconds();
+  state->await_copies();
+  const double passed = steady_seconds() - began;
+  holder.join();
+  CHECK(state->seconds_waited() - before <= passed);
+  CHECK(state->seconds_waited() - before >= 0.5 * passed);
 }
 
 TEST_CASE("what changes a state waits until none reads it in place") {
