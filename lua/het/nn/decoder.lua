@@ -163,7 +163,8 @@ local fields = {
   { "shared", "integer", "features inside an expert that all tokens go to, as nn.experts has it", min = 1 },
   { "experts_every", "integer", "of so many layers the last has experts (default: 1)", min = 1 },
   { "dense_layers", "table", "numbers, from 0, of other layers without experts (default: none)" },
-  { "dense_hidden", "integer", "features inside the feed-forward layer of layers without experts (default: 8/3 · width)",
+  { "dense_hidden", "integer", "features inside the feed-forward layers of layers without experts "
+    .. "(default: 8/3 · width)",
     min = 1 },
   { "normalised", "boolean", "what a token's experts count adds up to 1" },
   { "capacity", "number", "places of an expert, as nn.experts has them (default: for all tokens)", above = 0 },

@@ -36,8 +36,8 @@ end
 experts.experts = layer.define {
   name = "nn.experts",
   sentence = "A mixture of experts in place of nn.mlp (Switch Transformer, Fedus et al. 2021): each token goes to the "
-    .. "`top` feed-forward layers that a gate finds most probable for it. A token without a place there gets 0 from it; "
-    .. "a block adds its input.",
+    .. "`top` feed-forward layers that a gate finds most probable for it. A token without a place there gets 0 from "
+    .. "it; a block adds its input.",
   example = "nn.experts { width = 768, experts = 8, top = 2 }",
   fields = {
     { "width", "integer", "features in and out", required = true, min = 1 },
