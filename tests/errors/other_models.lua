@@ -1,7 +1,8 @@
 local het = require "het"
 local results = {}
 for i, folder in ipairs { "bert_untied", "bert_relative", "bert_decoder", "bert_plain",
-                          "gpt2_unscaled", "gpt2_by_layer", "gpt2_plain" } do
+                          "gpt2_unscaled", "gpt2_by_layer", "gpt2_plain",
+                          "qwen2_first", "qwen2_null", "gemma2_first" } do
   local ok, problem = pcall(het.load, folder)
   results[i] = ok and folder .. " is read" or tostring(problem)
 end

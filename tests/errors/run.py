@@ -29,6 +29,9 @@ GPT_CONFIG = {'model_type': 'gpt2', 'vocab_size': 64, 'n_positions': 8, 'n_embd'
 BERT_CONFIG = {'model_type': 'bert', 'vocab_size': 64, 'max_position_embeddings': 8, 'hidden_size': 8,
                'intermediate_size': 16, 'num_hidden_layers': 1, 'num_attention_heads': 1}
 
+QWEN_CONFIG = {'model_type': 'qwen2', 'vocab_size': 64, 'max_position_embeddings': 8, 'hidden_size': 8, 'intermediate_size': 16,
+               'num_hidden_layers': 2, 'num_attention_heads': 2, 'num_key_value_heads': 1, 'sliding_window': 4}
+
 # Models that say how they compute, by folder: otherwise than ours, and as ours.
 OTHER_MODELS = {
     'bert_untied': {**BERT_CONFIG, 'tie_word_embeddings': False},
@@ -38,6 +41,9 @@ OTHER_MODELS = {
     'gpt2_unscaled': {**GPT_CONFIG, 'scale_attn_weights': False},
     'gpt2_by_layer': {**GPT_CONFIG, 'scale_attn_by_inverse_layer_idx': True},
     'reference': {**GPT_CONFIG, 'vocab_size': 256},
+    'qwen2_first': {**QWEN_CONFIG, 'use_sliding_window': True, 'layer_types': ['sliding_attention', 'full_attention']},
+    'qwen2_null': {**QWEN_CONFIG, 'use_sliding_window': None, 'layer_types': ['sliding_attention', 'full_attention']},
+    'gemma2_first': {**QWEN_CONFIG, 'model_type': 'gemma2', 'head_dim': 4, 'layer_types': ['full_attention', 'sliding_attention']},
     'gpt2_plain': {**GPT_CONFIG, 'scale_attn_weights': True, 'reorder_and_upcast_attn': True},
 }
 

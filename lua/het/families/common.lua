@@ -98,8 +98,8 @@ function common.read_layers(every)
     end
     for number, kind in ipairs(types) do
       if kind ~= (number % a.window_every == 0 and "full_attention" or "sliding_attention") then
-        refuse(("layer_types has '%s' for layer %d; full_attention for each layer whose number %d divides "
-          .. "and sliding_attention for all others is supported"):format(tostring(kind), number, a.window_every))
+        refuse(("layer_types has '%s' for layer %d; full_attention in every n-th layer and sliding_attention in all "
+          .. "others is supported"):format(tostring(kind), number))
       end
     end
   end
