@@ -22,8 +22,9 @@ constexpr size_t kMostStates = 120;
 // A row's graph has at most so many times the nodes of the whole one: those of programs that gather and cut
 // much take long to search.
 constexpr size_t kMostGrowth = 2;
-// Of the whole graph: beyond, a search takes half a minute.
-constexpr size_t kMostNodes = 1000;
+// Of the whole graph, however many devices; and times the devices, whose programs are lowered and simulated:
+// beyond both it takes a minute.
+constexpr size_t kMostNodes = 1000, kMostOnDevices = 64'000;
 
 Rows rows_of(const std::vector<int>& order, int length) {
   Rows rows;
@@ -171,7 +172,9 @@ std::vector<Grid> grids_of(const DeviceGroup& group) {
 std::vector<GridProgram> programs_for(const Request& request, const std::vector<Grid>& grids,
                                       bool overlapping) {
   std::vector<GridProgram> found;
-  if (request.table->graph().nodes.size() > kMostNodes) return found;
+  const size_t nodes = request.table->graph().nodes.size(),
+               devices = static_cast<size_t>(request.group->size());
+  if (nodes > kMostNodes && nodes * devices > kMostOnDevices) return found;
   for (const Grid& grid : grids) Search(request, grid, overlapping).run(found);
   std::stable_sort(found.begin(), found.end(),
                    [](const GridProgram& a, const GridProgram& b) { return a.within.cost < b.within.cost; });
