@@ -69,7 +69,7 @@ class Synthesis(Case):
         self.assertIn('nothing is cut: every device runs the whole model', text)
         self.assertRegex(text, r'devices, and their memory:\n  a:0 +slow +all  ')
         # What they do exchange is named, and counts with and without overlap.
-        self.assertIn('as one device alone would; they exchange norms and losses alone\n', text)
+        self.assertIn('as one device alone would; they exchange only norms and losses\n', text)
         self.assertRegex(text, r'exchange of norms and losses \d\d\.\d %')
         self.assertNotIn('gathering of weights', text)
         self.assertRegex(text, r'without overlap 2\.\d+ s: .* of computing, 0 us of communication, 2 s of norms and losses\n')
@@ -174,7 +174,7 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         table = simulated[:simulated.index('\nlinks: ')]
         self.assertIn('what binds: ', table)
         self.assertTrue(text.startswith(f"a sharding program: {programs['name']}\n{table}\nthe best pipelines take "), text)
-        self.assertRegex(text, r'simulated likewise: this is \d\.\d\d times faster; they are:\ndevice ')
+        self.assertRegex(text, r'by the same simulation, \d\.\d\d times as long:\ndevice ')
         self.assertNotIn('text', programs)
         self.assertNotIn('programs', self.json_of('plan', 'images.lua', '--cluster=slow.lua', '--without=sharding_programs'))
         alone = self.losses('images.lua')
