@@ -94,7 +94,7 @@ attention.attention = layer.define {
     { "eps", "number", "of these norms", default = 1e-5, above = 0 },
     { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
     { "score_cap", "number", "scores are cap · tanh(score / cap)", min = 1e-3, max = 1e4 },
-    { "window", "integer", "a token sees itself and those before it, so many in all", min = 1 },
+    { "window", "integer", "a token sees this many tokens: itself and those just before it (default: all)", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },
   check = function(a, report)
