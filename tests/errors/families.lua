@@ -8,5 +8,6 @@ end
 decoder { family = "olmo2", window = 8 }
 decoder { family = "gemma2", window_every = 3 }
 decoder { family = "qwen2", window_after = 1 }
+decoder { family = "qwen2", window = 8, window_after = 1 }
 decoder { family = "qwen2_moe", dense_layers = { 1 } }
 return decoder { family = "gemma3" }

@@ -198,7 +198,7 @@ decoder.decoder = layer.define(language.with({
     end
     local problem, field = families.problem(a)
     if problem then report(field, problem) end
-    if a.window_after and a.window_after >= a.layers then
+    if s.window and a.window_after and a.window_after >= a.layers then
       report("window_after", ("nn.decoder.window_after = %d leaves none of %d layers a window"):format(a.window_after,
         a.layers))
     end
