@@ -42,11 +42,9 @@ auto space_of(const Cutting& kernel, const KernelArguments& a, int64_t part) {
   return kernel.cut(allocator);
 }
 
-// Products q . k of a row become tanh(q . k scale / cap).
-HET_INLINE void apply_tanh(const Sizes& s, float* row, int64_t count) {
-  const float factor = s.scale / s.cap;
-  for_lanes(count,
-            [&](int64_t j, auto lanes) { store(row + j, tanh(load(row + j, lanes) * factor), lanes); });
+// Products q . k of a row become tanh(inner q . k).
+HET_INLINE void apply_tanh(float* row, int64_t count, float inner) {
+  for_lanes(count, [&](int64_t j, auto lanes) { store(row + j, tanh(load(row + j, lanes) * inner), lanes); });
 }
 
 // ---- forward ----
@@ -145,7 +143,7 @@ struct Forward {
     for (int64_t j = seen; j < end; ++j) columns[j] = 0;
     if (seen == begin) return;
     float* row = columns + begin;
-    if (s.cap > 0) apply_tanh(s, row, seen - begin);
+    if (s.cap > 0) apply_tanh(row, seen - begin, s.inner());
     const float factor = s.factor();
     Vector larger = splat(-std::numeric_limits<float>::infinity());
     for_lanes(seen - begin, [&](int64_t j, auto lanes) {
@@ -261,19 +259,18 @@ struct Backward {
   }
 
   // Products q . k of one row become p, and dout . v become ds.
+  template <bool kCapped>
   HET_INLINE void differentiate_scores(float* p, float* ds, int64_t count, float lse, float e) const {
+    const float factor = s.factor(), inner = s.inner();
     for_lanes(count, [&](int64_t j, auto lanes) {
-      const Vector weight = exp(load(p + j, lanes) * s.scale - lse);
+      Vector product = load(p + j, lanes), slope = splat(s.scale);
+      if constexpr (kCapped) {
+        product = tanh(product * inner);
+        slope = (1.0F - product * product) * s.scale;
+      }
+      const Vector weight = exp(product * factor - lse);
       store(p + j, weight, lanes);
-      store(ds + j, weight * (load(ds + j, lanes) - e) * s.scale, lanes);
-    });
-  }
-  HET_INLINE void differentiate_capped(float* p, float* ds, int64_t count, float lse, float e) const {
-    const float factor = s.scale / s.cap;
-    for_lanes(count, [&](int64_t j, auto lanes) {
-      const Vector t = tanh(load(p + j, lanes) * factor), weight = exp(t * s.cap - lse);
-      store(p + j, weight, lanes);
-      store(ds + j, weight * (load(ds + j, lanes) - e) * ((1.0F - t * t) * s.scale), lanes);
+      store(ds + j, weight * (load(ds + j, lanes) - e) * slope, lanes);
     });
   }
 
@@ -312,9 +309,9 @@ struct Backward {
         for (int64_t j = 0; j < begin; ++j) p_row[j] = ds_row[j] = 0;
         for (int64_t j = seen; j < Use::covered(columns); ++j) p_row[j] = ds_row[j] = 0;
         if (s.cap > 0)
-          differentiate_capped(p_row + begin, ds_row + begin, seen - begin, lse[i], e[i]);
+          differentiate_scores<true>(p_row + begin, ds_row + begin, seen - begin, lse[i], e[i]);
         else
-          differentiate_scores(p_row + begin, ds_row + begin, seen - begin, lse[i], e[i]);
+          differentiate_scores<false>(p_row + begin, ds_row + begin, seen - begin, lse[i], e[i]);
       }
       const auto first_row = [&](int64_t j) { return window.first_row(j); };
       const auto last_row = [&](int64_t j) { return window.last_row(j, count); };
@@ -394,7 +391,7 @@ struct Cached {
       for_lanes(s.head, [&](int64_t c, auto lanes) { sum += load(query + c, lanes) * load(key + c, lanes); });
       scores[j] = sum_of(sum);
     }
-    if (s.cap > 0) apply_tanh(s, scores + begin, seen - begin);
+    if (s.cap > 0) apply_tanh(scores + begin, seen - begin, s.inner());
     const float factor = s.factor();
     for (int64_t j = begin; j < seen; ++j) row_max = std::fmax(row_max, scores[j] *= factor);
     for (int64_t j = begin; j < seen; ++j) row_sum += scores[j] = std::exp(scores[j] - row_max);

@@ -26,8 +26,9 @@ struct Sizes {
   int64_t window;       // keys that a causal query sees at most
   bool packed = false;  // rows of several examples: tokens begin to see where theirs begins
   int64_t group() const { return query_heads / key_heads; }
-  // What a score is a multiple of: q . k, or tanh(q . k scale / cap).
+  // A score is factor() q . k, or with a cap factor() tanh(inner() q . k).
   float factor() const { return cap > 0 ? cap : scale; }
+  float inner() const { return scale / cap; }
   // Keys that query i sees: the last query sees all.
   int64_t visible(int64_t i) const { return causal ? i + 1 + keys - queries : keys; }
   // The first of the `seen` keys that are in the window.

@@ -34,8 +34,9 @@ struct Attention {
   Failure* failure = nullptr;
   Heads q, k, v, out, dout, dq, dk, dv;
 
-  // What a score is a multiple of: q . k, or tanh(q . k scale / cap).
+  // A score is factor() q . k, or with a cap factor() tanh(inner() q . k).
   __host__ __device__ float factor() const { return cap > 0 ? cap : scale; }
+  __host__ __device__ float inner() const { return scale / cap; }
   __host__ __device__ int group() const { return query_heads / key_heads; }
   __host__ __device__ int rows() const { return queries * packed; }
   __host__ __device__ int row_heads() const { return query_heads / packed; }

@@ -212,15 +212,15 @@ struct WarpKeys {
   __device__ bool sees_all(int from, int keys) const { return from >= all_from && from + keys <= all_to; }
 };
 
-// Products q . k become tanh(q . k factor), factor = scale / cap.
+// Products q . k become tanh(inner q . k).
 template <int M, int N>
-__device__ inline void apply_tanh(float (&s)[M][N][4], float factor) {
+__device__ inline void apply_tanh(float (&s)[M][N][4], float inner) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[m][n][e] = fast_tanh(s[m][n][e] * factor);
+      for (int e = 0; e < 4; ++e) s[m][n][e] = fast_tanh(s[m][n][e] * inner);
 }
 
 // Online softmax: scores become exp2(c (score - row_max)), c = factor() log2(e), `row_max` being the largest
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kMmaThreads, kHead == 64 ? 3 : 2)
 
     float s[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
-    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
+    if constexpr (kCapped) apply_tanh(s, p.inner());
     if (!seen.sees_all(from, kKeys)) mask(p, s, b, block.first + warp_row, from, block.end, start);
     float shrink[M][2];
     if (online_softmax(s, row_max, total, shrink, c)) rescale(sums, shrink);
@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     float s[M][N][4], d[M][N][4];
     multiply<T, kHead, kRows, kKeys>(s, query_tile, warp_row, key_tiles + stage * kTileBytes);
     multiply<T, kHead, kRows, kKeys>(d, dout_tile, warp_row, value_tiles + stage * kTileBytes);
-    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
+    if constexpr (kCapped) apply_tanh(s, p.inner());
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -499,7 +499,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
     float s[1][N][4], d[1][N][4];
     multiply<T, kHead, kKeys, kRows>(s, key_tile, warp_key, query_tiles + stage * kTileBytes);
     float slope[N][4];
-    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
+    if constexpr (kCapped) apply_tanh(s, p.inner());
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll

@@ -53,14 +53,13 @@ __device__ inline void multiply_plain(float (&s)[P][P], const float* a, const fl
   }
 }
 
-// Products q . k become tanh(q . k scale / cap).
+// Products q . k become tanh(inner q . k).
 template <int P>
-__device__ inline void apply_tanh(float (&s)[P][P], const Attention& p) {
-  const float factor = p.scale / p.cap;
+__device__ inline void apply_tanh(float (&s)[P][P], float inner) {
 #pragma unroll
   for (int i = 0; i < P; ++i)
 #pragma unroll
-    for (int j = 0; j < P; ++j) s[i][j] = tanhf(s[i][j] * factor);
+    for (int j = 0; j < P; ++j) s[i][j] = tanhf(s[i][j] * inner);
 }
 
 // sums[i][n] += row ty + 16 i of p times columns 4 tx + 64 n of b. p is left in shared memory for it by the
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(kPlainThreads)
     __syncthreads();
     float s[P][P];
     multiply_plain<kHead>(s, queries, keys, p.head);
-    if (p.cap > 0) apply_tanh(s, p);
+    if (p.cap > 0) apply_tanh(s, p.inner());
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       const int row = block.first + ty + kSide * i;
@@ -238,7 +237,7 @@ __global__ void __launch_bounds__(kPlainThreads)
       float s[P][P], d[P][P];
       multiply_plain<kHead>(s, mine, theirs, p.head);
       multiply_plain<kHead>(d, mine_d, theirs_d, p.head);
-      if (p.cap > 0) apply_tanh(s, p);
+      if (p.cap > 0) apply_tanh(s, p.inner());
 #pragma unroll
       for (int i = 0; i < P; ++i)
 #pragma unroll

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
 
   uint32_t rows[N / 2][4];  // probabilities of the last tile
   const auto softmax_tile = [&](float(&s)[1][N][4], float(&shrink)[1][2], int tile) {
-    if constexpr (kCapped) apply_tanh(s, p.scale / p.cap);
+    if constexpr (kCapped) apply_tanh(s, p.inner());
     if (!seen.sees_all(tile * kKeys, kKeys))
       mask(p, s, b, block.first + warp_row, tile * kKeys, block.end, 0);
     return online_softmax(s, row_max, total, shrink, c);
