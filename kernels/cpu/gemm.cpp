@@ -168,13 +168,13 @@ const std::byte* element(const void* data, DType dtype, int64_t index) {
 // out.
 bool crowds_cache(int64_t stride, int64_t bytes) { return stride * 4 % bytes == 0; }
 
-// Of operands that are read in place, those of which a copy would be used many times.
+// Large operands whose copy would be used many times.
 bool is_large_a(const GemmShape& s) { return s.a_col != 1 && 4 * s.m * s.k >= kLarge && s.n >= kManyTimes; }
 bool is_large_b(const GemmShape& s) { return 4 * s.n * s.k >= kLarge && s.m >= kManyTimes; }
 
-// Whether this processor is faster where it reads large operands in place, the lines of which it fetches
-// again for each panel, than where it packs them. Both give the same bits. Measured once, by one thread: a
-// weight gradient, by turns, the best of each.
+// Whether this processor is faster where it reads large operands in place, and fetches their lines again for
+// each panel, than where it packs them. Both give the same bits. Measured once, by one thread: a weight
+// gradient, by turns, the best of each.
 bool reads_large_in_place() {
   static const bool result = [] {
     constexpr int kRuns = 4;
@@ -234,10 +234,9 @@ Gemm::Gemm(const GemmShape& shape, std::optional<bool> large_in_place) : shape_(
   b_in_place_ =
       !pairs_ && s.b_type == DType::f32 && s.b_col == 1 && s.b_row <= kInPlaceStride && s.m <= kInPlace;
   const bool large_a = kWide && a_in_place_ && is_large_a(s), large_b = kWide && b_in_place_ && is_large_b(s);
-  const bool packs = (large_a || large_b) && !large_in_place.value_or(false) &&
-                     (large_in_place.has_value() || !reads_large_in_place());
-  a_in_place_ = a_in_place_ && !(large_a && packs);
-  b_in_place_ = b_in_place_ && !(large_b && packs);
+  const bool packs = (large_a || large_b) && !(large_in_place ? *large_in_place : reads_large_in_place());
+  if (large_a && packs) a_in_place_ = false;
+  if (large_b && packs) b_in_place_ = false;
   a_by_tiles_ = !pairs_ && s.a_col != 1 && (!kWide || (packs && is_large_a(s)));
   const bool narrow = s.c_type != DType::f32 && words_ > kDepth;
   if (b_in_place_) {
