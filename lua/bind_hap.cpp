@@ -275,13 +275,13 @@ Json answer_of(const StagesAsked& asked) {
   Json::array_t candidates;
   for (const auto& each : answer.candidates)
     candidates.push_back(
-        Json::object_t{{"name", each.name}, {"step_seconds", each.seconds}, {"fits", each.fits}});
+        Json::object_t{{"name", each.name}, {"step_seconds", each.time.seconds}, {"fits", each.time.fits()}});
   Json result = Json::object_t{{"rival_seconds", answer.rival_seconds},
                                {"candidates", std::move(candidates)},
                                {"cuts_state", answer.cuts_state}};
   if (const auto* best = answer.best()) {
     result["name"] = best->name;
-    result["step_seconds"] = best->seconds;
+    result["step_seconds"] = best->time.seconds;
     result["lua"] = to_lua(best->plan);
     result["text"] = text_of(best->time, best->plan, ranks_of(best->time, best->plan, group));
   }

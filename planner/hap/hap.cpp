@@ -126,6 +126,10 @@ class Synthesis {
   SearchOptions limited(SearchOptions options) const {
     options.most_states = std::min(options.most_states, request_.options.most_states);
     options.most_looked_at = std::min(options.most_looked_at, request_.options.most_looked_at);
+    if (request_.group->size() == 1) {  // nothing can be cut
+      options.allows_node = [](NodeId, const NodeSharding& way) { return way.axis < 0; };
+      options.allows_state = [](ValueId, PlacementId lies) { return lies == kReplicated; };
+    }
     if (request_.options.allows_node)
       options.allows_node = [&all = request_.options.allows_node, own = options.allows_node](
                                 NodeId n, const NodeSharding& way) {

@@ -55,7 +55,7 @@ class Lister {
         const int way = costs_.way_number(id, program_.nodes[n]);
         Instruction instruction;
         instruction.name = pattern_of(names[n], ". ");
-        instruction.rule = group_.size() == 1 ? "replicated" : describe(table_, id, program_.nodes[n]);
+        instruction.rule = describe(table_, id, program_.nodes[n]);
         instruction.phase = node.phase;
         instruction.count = 1;
         instruction.seconds = seconds_of(costs_.node(id, way, program_.shares));
@@ -215,9 +215,8 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     const Plan plan = to_plan(request, each.program);
     take(each, plan, simulate_plan(*request.table, plan, *request.group), "");
   }
-  const bool is_alone = request.group->size() == 1;
   for (const Baseline each : kBaselines) {
-    if (is_alone) break;
+    if (request.group->size() == 1) break;  // they are the same
     if (each == Baseline::published && !with_published) continue;
     Compared compared;
     compared.name = name_of(each);
@@ -270,7 +269,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
         report.instructions.push_back(std::move(each));
     }
   }
-  if (!report.has_mesh) report.is_cut = !is_alone && cuts(best.program);
+  if (!report.has_mesh) report.is_cut = cuts(best.program);
   report.devices = shares_of(*request.group, report.plan, time);
   for (DeviceShare& each : report.devices)
     if (!report.is_cut) each.part = 1;

@@ -58,8 +58,8 @@ struct Report {
   StepParts parts;               // what the step goes to there
   // One after the other.
   double seconds = 0, compute_seconds = 0, communication_seconds = 0, bound_seconds = 0;
-  double cheapest_seconds =
-      0;  // of the cheapest program along one axis, where another is faster with overlap
+  // Of the cheapest program along one axis; with overlap another may be faster.
+  double cheapest_seconds = 0;
   double table_seconds = 0, search_seconds = 0;
   int searches = 0;
   std::optional<Gains> gains;  // where they are asked for

@@ -91,39 +91,34 @@ class Stages {
   }
 
  private:
-  const Graph* graph_of(int microbatch) const {
+  const SizedGraph* graph_of(int microbatch) const {
     for (const SizedGraph& each : request_.graphs)
-      if (each.microbatch == microbatch) return each.graph;
+      if (each.microbatch == microbatch) return &each;
     return nullptr;
   }
 
   // False: it is too large, or cannot be run.
   bool simulate_rival() {
     const Plan& rival = *request_.rival;
-    const Graph* graph = graph_of(rival.microbatch);
-    HET_REQUIRE(graph != nullptr, rival.microbatch);
+    const SizedGraph* sized = graph_of(rival.microbatch);
+    HET_REQUIRE(sized != nullptr, rival.microbatch);
     int microbatches = 0;
     for (const Pipeline& pipeline : rival.pipelines)
       microbatches = std::max(microbatches, pipeline.microbatches);
-    if (instructions(*graph, microbatches) > kMostInstructions) return false;
-    const auto time = simulated([&] { return simulate_plan(*graph, rival, group_); });
+    if (instructions(*sized->graph, microbatches) > kMostInstructions) return false;
+    const auto time = simulate(*sized, rival);
     answer_.rival_seconds = time ? time->seconds : 0;
     return time.has_value();
   }
 
   // nullopt: it cannot be run, as where stages cannot exchange what passes between them.
-  template <class Simulate>
-  static std::optional<ProgramsTime> simulated(const Simulate& simulate) {
+  std::optional<ProgramsTime> simulate(const SizedGraph& sized, const Plan& plan) {
     try {
-      return simulate();
+      return simulate_plan(table_of(sized), plan, group_);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::bug) throw;
       return std::nullopt;
     }
-  }
-
-  std::optional<ProgramsTime> simulate(const SizedGraph& sized, const Plan& plan) {
-    return simulated([&] { return simulate_plan(table_of(sized), plan, group_); });
   }
 
   void add_whole_groups() {
@@ -155,14 +150,14 @@ class Stages {
     bool fits = false;
     const auto add = [&](const Plan& plan, std::string_view mesh = "") {
       if (!judge(plan, sized, microbatches, mesh)) return;
-      fits |= answer_.candidates.back().fits;
+      fits |= answer_.candidates.back().time.fits();
       for (const StageAxis& axis : plan.sharding->axes) answer_.cuts_state |= !axis.sharding->state.empty();
     };
     bool is_wide = false;
     const std::vector<Synthesised> programs = programs_to_try(request, true, &is_wide);
     for (const Synthesised& each : programs) add(to_plan(request, each.program));
     const StagesCandidate* best = answer_.best();
-    if (best != nullptr && best->seconds <= kNearRival * answer_.rival_seconds) {
+    if (best != nullptr && best->time.seconds <= kNearRival * answer_.rival_seconds) {
       const std::vector<GridProgram> meshes = programs_for(request, grids_, false);
       for (size_t i = 0; i < std::min(meshes.size(), kMostMeshes); ++i)
         add(meshes[i].plan, meshes[i].grid->name + ": ");
@@ -219,7 +214,7 @@ class Stages {
       names.push_back(fmt::format("{{ {} }}", fmt::join(ranges_of(stage.devices), ", ")));
     answer_.candidates.push_back({fmt::format("{}{}, {} micro-batch{}", mesh, fmt::join(names, " "),
                                               microbatches, microbatches == 1 ? "" : "es"),
-                                  plan, time->seconds, time->fits(), *std::move(time)});
+                                  plan, *std::move(time)});
     return true;
   }
 
@@ -277,7 +272,7 @@ class Stages {
 const StagesCandidate* StagesAnswer::best() const {
   const StagesCandidate* best = nullptr;
   for (const StagesCandidate& each : candidates)
-    if (each.fits && (best == nullptr || each.seconds < best->seconds)) best = &each;
+    if (each.time.fits() && (best == nullptr || each.time.seconds < best->time.seconds)) best = &each;
   return best;
 }
 

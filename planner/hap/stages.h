@@ -28,8 +28,6 @@ struct StagesRequest {
 struct StagesCandidate {
   std::string name;  // "{ fast:0-1 } { slow:0-1 }, 4 micro-batches"
   Plan plan;
-  double seconds = 0;
-  bool fits = true;
   ProgramsTime time;
 };
 
