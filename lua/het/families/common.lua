@@ -84,7 +84,7 @@ common.windows = {
 }
 
 --- For `read`: which layers have a window, from `layer_types` or the pattern's length.
--- @int every by default: of so many layers the last has none
+-- @int every by default every n-th layer has none
 function common.read_layers(every)
   return function(config, a, refuse)
     local types = config.layer_types

@@ -120,7 +120,7 @@ local function block_arguments(a, i)
   elseif a.experts then
     b.hidden = a.dense_hidden
   end
-  -- The first layers, or every so many one, see all; the others have the window, and may have other positions.
+  -- The first layers, or every n-th one, see all; the others have the window, and may have other positions.
   local is_local = i > (a.window_after or 0) and (not a.window_every or i % a.window_every ~= 0)
   if not is_local or (b.window and b.window >= a.context) then b.window = nil end
   if is_local and a.window_every and a.local_rotary then b.rotary, b.scaling = a.local_rotary, nil end
@@ -198,11 +198,12 @@ decoder.decoder = layer.define(language.with({
     end
     local problem, field = families.problem(a)
     if problem then report(field, problem) end
-    if s.window and a.window_after and a.window_after >= a.layers then
-      report("window_after", ("nn.decoder.window_after = %d leaves none of %d layers a window"):format(a.window_after,
-        a.layers))
-    end
-    if not s.window then
+    if s.window then
+      if a.window_after and a.window_after >= a.layers then
+        report("window_after", ("nn.decoder.window_after = %d leaves none of %d layers a window"):format(
+          a.window_after, a.layers))
+      end
+    else
       -- Without a window `window_every` still chooses the layers with `local_rotary`.
       local idle = a.window_after and "window_after" or a.window_every and not s.local_rotary and "window_every"
       if idle then report(idle, ("nn.decoder.%s has no effect without `window`"):format(idle)) end
