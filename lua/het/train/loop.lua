@@ -298,6 +298,8 @@ local function go_through(self, reporter, results)
     if enter(self, reporter, results) == elastic.change then return elastic.change end
     if self.member then self.cluster:all_gather "" end   -- all are done with it
     self.phases_done = self.phases_done + 1
+    -- And all know that: a rank that is lost in the next phase does not make the others repeat this one.
+    if self.member and self.phases_done < #phases then self.cluster:all_gather "" end
   end
 end
 
