@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
@@ -291,22 +293,31 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
     }
   };
 
-  // Where `error`, of a line from the first one on, is handled: throws it with how many more lines have one.
+  // Where `error`, of a line from the first one on, is handled: throws it with the numbers of more such
+  // lines.
   const auto refuse = [&](const Error& error, size_t first, const auto& body) {
     if (error.kind() != ErrorKind::usage) throw;
     constexpr size_t kMostChecked = 10'000;  // they may have to be encoded
+    constexpr size_t kMostNamed = 3;
     const size_t end = std::min(lines.size(), first + kMostChecked);
-    int64_t others = -1;
+    std::vector<const Line*> wrong;
     for (size_t i = first; i < end; ++i) try {
         read(lines[i], body);
       } catch (const Error&) {
-        ++others;
+        wrong.push_back(&lines[i]);
       }
-    if (others < 1) throw;
-    throw Error(error.kind(),
-                fmt::format("{}; {} more {} cannot be read{}", error.sentence(), others,
-                            others == 1 ? "line" : "lines",
-                            end < lines.size() ? fmt::format(" of the next {}", kMostChecked) : ""));
+    if (wrong.size() < 2) throw;
+    std::string others;
+    for (size_t i = 1; i < std::min(wrong.size(), 1 + kMostNamed); ++i) {
+      others += i == 1 ? " " : ", ";
+      others += files.size() == 1 ? std::to_string(wrong[i]->number)
+                                  : fmt::format("{}:{}", paths[wrong[i]->file].text, wrong[i]->number);
+    }
+    if (wrong.size() > 1 + kMostNamed)
+      others += fmt::format(" and {} more{}", wrong.size() - 1 - kMostNamed,
+                            end < lines.size() ? fmt::format(" of the next {}", kMostChecked) : "");
+    throw Error(error.kind(), fmt::format("{}; {}{} cannot be read either", error.sentence(),
+                                          wrong.size() == 2 ? "line" : "lines", others));
   };
 
   ExampleReader reader;

@@ -90,8 +90,12 @@ class Builder final : public nlohmann::json_sax<Json> {
 
 Json parse_json(std::string_view text, std::string_view what, int depth) {
   Builder builder(depth);
-  if (!Json::sax_parse(text.begin(), text.end(), &builder))
+  if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
+    const std::string_view only_line = "line 1, ";
+    const size_t at = text.find('\n') == text.npos ? builder.error.find(only_line) : text.npos;
+    if (at != text.npos) builder.error.erase(at, only_line.size());
     fail_usage("{} is not valid JSON: {}", what, builder.error);
+  }
   return std::move(builder.result);
 }
 

@@ -334,7 +334,7 @@ TEST_CASE("lines that hold no pair of answers are named") {
              Contains("both have; a 'prompt' beside messages is a list of messages"));
 }
 
-TEST_CASE("of several wrong lines the first is named and the others are counted") {
+TEST_CASE("of several wrong lines the reason of the first is said and the others are named") {
   const Scratch scratch;
   const std::string good = "{\"text\": \"good\"}\n", wrong = "[1]\n{\"txt\": 1}\n";
   for (const char* tokenizer : {"byte", "char"}) {
@@ -345,12 +345,13 @@ TEST_CASE("of several wrong lines the first is named and the others are counted"
     INFO(tokenizer);
     CHECK_THAT(error(good + "[1]\n" + good + "\n" + good), EndsWith("b.jsonl:2: a JSON object is wanted"));
     CHECK_THAT(error(good + wrong + good),
-               EndsWith("b.jsonl:2: a JSON object is wanted; 1 more line cannot be read"));
+               EndsWith("b.jsonl:2: a JSON object is wanted; line 3 cannot be read either"));
     CHECK_THAT(error(good + wrong + good + "{\n"),
-               EndsWith("b.jsonl:2: a JSON object is wanted; 2 more lines cannot be read"));
+               EndsWith("b.jsonl:2: a JSON object is wanted; lines 3, 5 cannot be read either"));
     std::string many = good;
     for (int i = 0; i < 1000; ++i) many += "{\"text\": 1}\n" + good;
-    CHECK_THAT(error(many), EndsWith("b.jsonl:2: 'text' is not a text; 999 more lines cannot be read"));
+    CHECK_THAT(error(many),
+               EndsWith("b.jsonl:2: 'text' is not a text; lines 4, 6, 8 and 996 more cannot be read either"));
   }
 }
 

@@ -50,7 +50,8 @@ TEST_CASE("invalid JSON is refused with its name and the reason") {
     return error_of([&] { parse_json(text, "'config.json'", depth); });
   };
   CHECK_THAT(error("{\"a\": 1,}"),
-             StartsWith("usage: 'config.json' is not valid JSON: parse error at line 1, column 9"));
+             StartsWith("usage: 'config.json' is not valid JSON: parse error at column 9"));
+  CHECK_THAT(error("{\n\"a\": 1,}"), Contains("parse error at line 2, column 8"));
   CHECK_THAT(error(""), Contains("not valid JSON"));
   CHECK_THAT(error("{} {}"), Contains("not valid JSON"));
   CHECK_THAT(error("\"\xff\""), Contains("UTF-8"));
