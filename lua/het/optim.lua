@@ -84,17 +84,44 @@ local Optimizer = {}
 Optimizer.__index = Optimizer
 Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.name, tostring(self.arguments.lr)) end
 
+-- What a function of the recipe returns for a step: a number from 0 on and below `limit`.
+local function number_of(self, name, step, steps, limit, needed)
+  local fn = self.arguments[name]
+  local number = fn(step, steps)
+  if type(number) ~= "number" or not (number >= 0 and number < limit) then
+    errors.usage("%s: optim.%s.%s: the function returned %s for step %d; %s is needed", source.place_of(fn), self.name,
+      name, text.value(number), step, needed)
+  end
+  return number
+end
+
 --- The learning rate of a step.
 function Optimizer:rate(step, steps)
   local lr = self.arguments.lr
   if type(lr) == "number" then return lr end
   if type(lr) ~= "function" then return lr:at(step, steps) end
-  local rate = lr(step, steps)
-  if type(rate) ~= "number" or not (rate >= 0 and rate < math.huge) then
-    errors.usage("optim.%s.lr: the function returned %s for step %d; a rate of at least 0 is needed", self.name,
-      text.value(rate), step)
+  return number_of(self, "lr", step, steps, math.huge, "a rate of at least 0")
+end
+
+-- What may be a function of the step beside the rate.
+local of_steps = { "beta1", "beta2", "momentum" }
+
+--- Names of the arguments beside the rate that are functions of the step.
+function Optimizer:functions()
+  local names = {}
+  for _, name in ipairs(of_steps) do
+    if type(self.arguments[name]) == "function" then names[#names + 1] = name end
   end
-  return rate
+  return names
+end
+
+--- What those functions return for a step, by name.
+function Optimizer:numbers(step, steps)
+  local numbers = {}
+  for _, name in ipairs(self:functions()) do
+    numbers[name] = number_of(self, name, step, steps, 1, "a number of at least 0 and below 1")
+  end
+  return numbers
 end
 
 --- The weight decay of a parameter: of the first pattern in `decay` that its name has, else of matrices only.
@@ -106,7 +133,7 @@ function Optimizer:decay_of(parameter)
 end
 
 -- One operator for each parameter.
-local function adamw(self, graph, parameter, gradient, inputs)
+local function fused_adamw(self, graph, parameter, gradient, inputs)
   local m = graph:buffer("adamw.m." .. parameter.name, "f32", parameter.shape)
   local v = graph:buffer("adamw.v." .. parameter.name, "f32", parameter.shape)
   op.adamw(parameter.value, m, v, gradient, inputs.lr, inputs.step, inputs.coefficient, {
@@ -118,10 +145,10 @@ end
 --- What searches of sharding programs take for this optimizer: AdamW for one that is written with operators. How the
 -- model is cut is decided, not how each operator of an update runs.
 function Optimizer:for_search()
-  if not self.composed then return self end
+  if not self.composed and #self:functions() == 0 then return self end
   local a = { beta1 = 0.9, beta2 = 0.999, eps = 1e-8 }
   for _, name in ipairs { "lr", "weight_decay", "decay", "clip", "rounding" } do a[name] = self.arguments[name] end
-  return setmetatable({ name = "adamw", arguments = a, update = adamw }, Optimizer)
+  return setmetatable({ name = "adamw", arguments = a, update = fused_adamw }, Optimizer)
 end
 
 local common = {
@@ -173,12 +200,6 @@ local function optimizer(name, sentence, fields, update, example, average, is_co
   }
 end
 
-optimizer("adamw", "AdamW (Loshchilov and Hutter 2019), in f32.", {
-  { "beta1", "number", "decay of the mean of gradients", default = 0.9, min = 0, below = 1 },
-  { "beta2", "number", "decay of the mean of their squares", default = 0.999, min = 0, below = 1 },
-  { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
-}, adamw)
-
 optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
   { "momentum", "number", "share of the last update that is kept", default = 0, min = 0, below = 1 },
   { "nesterov", "boolean", "look ahead along the momentum (Nesterov)", default = false },
@@ -190,10 +211,20 @@ optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
   })
 end)
 
+-- The arguments, and values of the update phase in place of functions.
+local function settings_of(self, inputs)
+  local settings = {}
+  for _, values in ipairs { self.arguments, inputs.numbers } do
+    for name, value in pairs(values) do settings[name] = value end
+  end
+  return settings
+end
+
 -- What an update of het.optim.updates computes with, as values of the update phase.
 local function step_of(self, graph, parameter, gradient, inputs)
   local kept = {}   -- by name
   local step = {
+    settings = settings_of(self, inputs),
     param = parameter.value, gradient = op.mul(gradient, inputs.coefficient), lr = inputs.lr,
     count = op.cast(inputs.step, { dtype = "f32" }), decay = self:decay_of(parameter), name = parameter.name,
     shape = parameter.shape, lookup = parameter.traits.lookup or false, parts = parameter.traits.parts,
@@ -232,15 +263,33 @@ local function write_back(self, step, kept, new, coefficient)
   end
 end
 
--- An optimizer whose update is written with het.op.
-local function composed(name, sentence, fields, update, example, average)
-  optimizer(name, sentence, fields, function(self, graph, parameter, gradient, inputs)
+-- An update that is written with het.op.
+local function composed_update(update)
+  return function(self, graph, parameter, gradient, inputs)
     local step, kept = step_of(self, graph, parameter, gradient, inputs)
-    write_back(self, step, kept, update(self, step), inputs.coefficient)
-  end, example, average, true)
+    write_back(self, step, kept, update(step), inputs.coefficient)
+  end
 end
 
-local function beta(name, doc, default) return { name, "number", doc, default = default, min = 0, below = 1 } end
+local function composed(name, sentence, fields, update, example, average)
+  optimizer(name, sentence, fields, composed_update(update), example, average, true)
+end
+
+-- A share, which may be a function of the step.
+local function beta(name, doc, default)
+  return { name, "number|function", doc .. "; or a function(step, steps) that returns it", default = default, min = 0,
+    below = 1 }
+end
+
+-- One operator computes an update with numbers, and several one with functions.
+local composed_adamw = composed_update(updates.adamw)
+optimizer("adamw", "AdamW (Loshchilov and Hutter 2019), in f32.", {
+  beta("beta1", "decay of the mean of gradients", 0.9),
+  beta("beta2", "decay of the mean of their squares", 0.999),
+  { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
+}, function(self, ...)
+  return (#self:functions() > 0 and composed_adamw or fused_adamw)(self, ...)
+end)
 
 composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction of momentum and gradient. Rates of a "
   .. "third to a tenth of AdamW's serve, with weight decay as much greater.", {
@@ -293,8 +342,8 @@ local function own_step(step)
 end
 
 -- Calls `update` of the recipe; what it raises begins with its line.
-local function own_update(self, step)
-  local own = self.arguments.update
+local function own_update(step)
+  local own = step.settings.update
   local ok, new = xpcall(function() return own(own_step(step)) end, function(problem)
     if type(problem) == "string" then return errors.hinted(problem) end
     local message, kind = errors.describe(problem)

@@ -91,6 +91,28 @@ def refresh(optimizers):
                     p.grad = p.whole()
 
 
+def falling(step):
+    return 0.95 - 0.3 * step / STEPS
+
+
+def rising(step):
+    return min(0.95, 0.8 + 0.01 * step)
+
+
+def set_for_step(name, group, step):
+    """What optimizers.lua has as functions of the step; here steps count from 0."""
+    if name == 'rate':
+        group['lr'] = 1e-3 * (1 - step / STEPS)
+    if name == 'schedule_free':
+        group['lr'] = 5e-3 * min(1, (step + 1) / 10)
+    if name == 'betas':
+        group['betas'] = (falling(step), rising(step))
+    if name == 'muon_momentum' and 'momentum' in group:
+        group['momentum'] = rising(step)
+    elif name == 'muon_momentum':
+        group['betas'] = (0.9, falling(step))
+
+
 def make(name, model):
     """The optimizers of the model's parameters, as optimizers.lua sets them, and the rate of each step relative to the first."""
     def groups(parameters, decay):
@@ -100,7 +122,7 @@ def make(name, model):
     everything = list(model.parameters())
     if name == 'schedule_free':
         return [ScheduleFree(groups(everything, 0.1), lr=0, betas=(0.9, 0.95), eps=1e-8)]
-    if name in ('adamw', 'custom', 'rate', 'ema'):
+    if name in ('adamw', 'custom', 'rate', 'ema', 'betas'):
         return [torch.optim.AdamW(groups(everything, 0.1), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)]
     if name == 'lion':
         return [Lion(groups(everything, 0.3), lr=3e-4)]
@@ -167,10 +189,7 @@ class Optimizers(unittest.TestCase):
             refresh(optimizers)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    if name == 'rate':
-                        group['lr'] = 1e-3 * (1 - step / STEPS)
-                    if name == 'schedule_free':
-                        group['lr'] = 5e-3 * min(1, (step + 1) / 10)
+                    set_for_step(name, group, step)
                 optimizer.step()
             if averaged:
                 averaged.update_parameters(model)
@@ -214,6 +233,9 @@ class Optimizers(unittest.TestCase):
     def test_rate(self):
         self.check('rate')
 
+    def test_betas(self):
+        self.check('betas')
+
     def test_lion(self):
         self.check('lion')
 
@@ -228,6 +250,9 @@ class Optimizers(unittest.TestCase):
 
     def test_muon(self):
         self.check_muon('muon', 'llama')   # which keeps queries, keys and values apart, as Muon does
+
+    def test_muon_with_a_momentum_of_the_step(self):
+        self.check_muon('muon_momentum', 'llama')
 
     def test_muon_of_whole_parameters(self):
         self.check_muon('muon_whole', 'gpt2')

@@ -1,4 +1,5 @@
---- How optimizers change a parameter: functions (optimizer, step) whose `step` has
+--- How optimizers change a parameter: functions of a `step` that has
+--   settings         the optimizer's arguments; betas and momentum may be scalars, where they are functions of the step
 --   param, gradient  values in f32 of the parameter's shape; the gradient is clipped
 --   lr, count        scalars: the learning rate, and the number of the step from 1 in f32
 --   decay            the weight decay of this parameter
@@ -14,12 +15,15 @@ local updates = {}
 
 local function scaled(x, factor) return op.scale(x, { factor = factor }) end
 
--- a · old + (1 - a) · new
-local function average(a, old, new) return op.add(scaled(old, a), scaled(new, 1 - a)) end
-
 -- (1 - share) · old + share · new, where the share is a scalar.
 local function mixed(old, new, share)
   return op.add(op.mul(old, op.shift(op.neg(share), { amount = 1 })), op.mul(new, share))
+end
+
+-- a · old + (1 - a) · new, where `a` is a number or a scalar.
+local function average(a, old, new)
+  if type(a) ~= "number" then return mixed(new, old, a) end
+  return op.add(scaled(old, a), scaled(new, 1 - a))
 end
 
 -- The parameter after weight decay: (1 - lr · decay) · param.
@@ -34,19 +38,20 @@ local function mean_square(x) return op.mean(op.square(x)) end
 
 -- 1 - beta^count
 local function debiasing(step, beta)
-  return op.shift(op.neg(op.exp(scaled(step.count, math.log(beta)))), { amount = 1 })
+  local exponent = type(beta) == "number" and scaled(step.count, math.log(beta)) or op.mul(step.count, op.log(beta))
+  return op.shift(op.neg(op.exp(exponent)), { amount = 1 })
 end
 
 --- Lion (Chen et al. 2023): the sign of an average of momentum and gradient.
-function updates.lion(self, step)
-  local a, m = self.arguments, step.state "m"
+function updates.lion(step)
+  local a, m = step.settings, step.state "m"
   return { param = moved(step, op.sign(average(a.beta1, m, step.gradient))), m = average(a.beta2, m, step.gradient) }
 end
 
 --- Adafactor (Shazeer and Stern 2018), as torch.optim.Adafactor: of a matrix the means over its rows and columns stand
 -- for the second moments.
-function updates.adafactor(self, step)
-  local a, rank, g = self.arguments, #step.shape, step.gradient
+function updates.adafactor(step)
+  local a, rank, g = step.settings, #step.shape, step.gradient
   local epsilon = 2 ^ -23                       -- of f32: the least second moment
   local fresh = op.exp(scaled(op.log(step.count), a.beta2_decay))   -- 1 - beta2: count^beta2_decay
   local kept = op.shift(op.neg(fresh), { amount = 1 })
@@ -90,15 +95,18 @@ local function orthogonal(x, iterations, precision)
   return op.cast(x, { dtype = "f32" })
 end
 
---- AdamW of what is no hidden matrix.
-local function adamw(a, step, lr)
-  local m, v = step.state "m", step.state "v"
+-- AdamW (Loshchilov and Hutter 2019).
+local function adamw(step, lr)
+  local a, m, v = step.settings, step.state "m", step.state "v"
   local new = { m = average(a.beta1, m, step.gradient), v = average(a.beta2, v, op.square(step.gradient)) }
   local root = op.shift(op.sqrt(op.div(new.v, debiasing(step, a.beta2))), { amount = a.eps })
   local rate = op.div(lr, debiasing(step, a.beta1))
   new.param = op.sub(decayed(step), op.div(op.mul(new.m, rate), root))
   return new
 end
+
+--- AdamW, for betas that are functions of the step; as torch.optim.AdamW whose `betas` are set before each step.
+function updates.adamw(step) return adamw(step, step.lr) end
 
 -- Is it one of the hidden matrices, or several?
 local function is_hidden(a, step)
@@ -117,9 +125,9 @@ local function muon_direction(a, x, precision)
 end
 
 --- Muon (Jordan et al. 2024), as torch.optim.Muon: momentum with equal singular values. AdamW for the rest.
-function updates.muon(self, step)
-  local a = self.arguments
-  if not is_hidden(a, step) then return adamw(a, step, scaled(step.lr, a.others_rate)) end
+function updates.muon(step)
+  local a = step.settings
+  if not is_hidden(a, step) then return adamw(step, scaled(step.lr, a.others_rate)) end
   local momentum = average(a.momentum, step.state "momentum", step.gradient)
   local ahead = a.nesterov and average(a.momentum, momentum, step.gradient) or momentum
   local directions = a.split and step.parts and { op.split(ahead, { dim = 0, sizes = step.parts }) } or { ahead }
@@ -148,8 +156,8 @@ end
 
 --- Schedule-free AdamW (Defazio et al. 2024): gradients are taken at y, between z, which moves as by Adam, and x,
 -- the average of all z. The parameter is y; z follows from it and x, so that what is kept is as much as of AdamW.
-function updates.schedule_free(self, step)
-  local a, old = self.arguments, step.state "x"
+function updates.schedule_free(step)
+  local a, old = step.settings, step.state "x"
   local sum, last, y = step.state("sum", {}), step.state("last", {}), step.param
   local x = mixed(old, y, updates.schedule_free_weight(a, sum, last))
   local z = scaled(op.sub(y, scaled(x, a.beta1)), 1 / (1 - a.beta1))

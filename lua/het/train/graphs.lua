@@ -162,7 +162,11 @@ function graphs.training(spec)
   local norm, coefficient = native.op("global_norm", list, { max_norm = spec.optimizer.arguments.clip })
   local inputs = {
     lr = graph:input("lr", "f32", {}, true), step = b:step(), coefficient = coefficient, precision = spec.precision,
+    numbers = {},
   }
+  for _, name in ipairs(spec.optimizer:functions()) do
+    inputs.numbers[name] = graph:input("optimizer." .. name, "f32", {}, true)
+  end
   if spec.ema then average.update(graph, trained, coefficient) end
   for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
   graph:output("gradient_norm", norm)

@@ -271,6 +271,7 @@ function Session:train_step()
   write_batch(self, executor, self.sampler:next())
   local lr = a.optimizer:rate(step, a.steps)
   executor:write("lr", lr)
+  for name, number in pairs(a.optimizer:numbers(step, a.steps)) do executor:write("optimizer." .. name, number) end
   executor:write("step", step)
   if a.ema then executor:write("average_weight", average.weight_of_step(run, step)) end
   if self.has_counter then
