@@ -372,8 +372,8 @@ ValueId constant_of(const GraphHandle& graph, const DistributedTensor& tensor, s
   const Tensor& values = tensor.local;
   if (values.elements() > kMostConstants)
     fail_usage(
-        "cannot {} {} and a graph value inside `forward`: constants have {} numbers at most; make it an "
-        "input or a parameter",
+        "cannot {} {} and a graph value inside `forward`: constants have {} numbers at most; "
+        "nn.constant makes it one of a layer, of any size",
         op, to_string(values.type()), kMostConstants);
   std::vector<double> numbers;
   for (int64_t i = 0; i < values.elements(); ++i) numbers.push_back(values.at(i));

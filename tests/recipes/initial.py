@@ -64,6 +64,18 @@ class Initial(unittest.TestCase):
             err = self.run_recipe(code=2)
             self.assertIn(f'the function `init` {sentence}; floating-point numbers in the shape [8] are needed', err)
 
+    def test_constants_stay_and_are_saved(self):
+        self.recipe((HERE / 'constants.lua').read_text())
+        for plan in ('one', 'data', 'tensor', 'pipeline'):
+            self.run_recipe(f'--plan={plan}', f'--save={plan}', workers=() if plan == 'one' else ('--workers=2',))
+        self.run_recipe('--save=half', '--precision=bf16')
+        self.run_recipe('--save=one', '--resume', '--steps=5')
+        self.run_recipe('--save=other', '--factor=2', '--saved=2')
+        self.run_recipe('--save=more', '--from=other', '--saved=2')   # the saved one counts
+        self.recipe((HERE / 'constants.lua').read_text().replace('nn.constant(mix * opt.factor)', 'nn.constant(het.arange(4, "i32"))'))
+        self.assertIn('nn.constant: a tensor i32[4] was given; a tensor of floating-point numbers with a dimension or more is '
+                      'needed', self.run_recipe(code=2))
+
     def test_layers_at_the_prompt_have_them(self):
         lines = ('l = het.nn.layer { name = "l", parameters = { w = { 2, init = het.tensor { 3, 4 } }, '
                  'v = { 2, init = function(shape) return het.randn(shape) * 0 + 5 end } }, '

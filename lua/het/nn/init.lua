@@ -2,7 +2,7 @@
 local layer = require "het.nn.layer"
 local suggest = require "het.language.suggest"
 
-local nn = { layer = layer.custom }
+local nn = { layer = layer.custom, constant = layer.constant }
 -- What these modules and others of the library share.
 local shared = { activate = true, check_heads = true, swiglu_hidden = true, lora_places = true }
 for _, name in ipairs { "basic", "attention", "experts", "models", "decoder", "vision", "lora" } do

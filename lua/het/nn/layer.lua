@@ -362,6 +362,9 @@ local function check_parameter(layer_name, name, given)
       type(given) == "userdata" and "a tensor" or text.value(given))
   end
   local init = given.init
+  if given.trained ~= nil and type(given.trained) ~= "boolean" then
+    errors.usage("%s.trained = %s is not true or false", where, text.value(given.trained))
+  end
   if type(init) == "function" then return end
   if define.accepts("tensor", init) then
     if text.shape(init.shape) == text.shape(given) and init.dtype:match "^b?f" then return end
@@ -409,6 +412,24 @@ local function own_names(layer_name, field, given)
   return names
 end
 
+--- nn.constant(tensor)
+layer.constant = define.document({
+  name = "nn.constant",
+  sentence = "A parameter of nn.layer that is not trained: a mask, or sines of positions, of any size. It is saved "
+    .. "with the model.",
+  signature = "nn.constant(tensor)",
+  example = 'nn.layer { name = "masked", parameters = { mask = nn.constant(het.ones { 64 }) }, '
+    .. "forward = function(self, x) return x * self.mask end }",
+}, function(tensor)
+  if not define.accepts("tensor", tensor) or not tensor.dtype:match "^b?f" or #tensor.shape == 0 then
+    errors.usage("nn.constant: %s was given; a tensor of floating-point numbers with a dimension or more is needed",
+      text.value(tensor))
+  end
+  local parameter = { unpack(tensor.shape) }
+  parameter.init, parameter.trained = tensor, false
+  return parameter
+end)
+
 --- A layer of your own.
 layer.custom = define.constructor {
   name = "nn.layer",
@@ -420,7 +441,7 @@ layer.custom = define.constructor {
     { "name", "string", "what it is called in trees and messages", default = "layer" },
     { "parameters", "table", 'by name: a shape, and init = "zeros", "ones", { kind = "normal", scale = 0.02 }, '
       .. '{ kind = "uniform", scale = 0.1 }, a tensor, or a function(shape) that returns one (default: zeros for one '
-      .. 'dimension, else normal as GPT-2 begins)',
+      .. 'dimension, else normal as GPT-2 begins); trained = false of one that stays as it begins (nn.constant)',
       default = {} },
     { "layers", "table", "layers inside it by name; in forward each is a function of self", default = {} },
     { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters",
@@ -433,7 +454,8 @@ layer.custom = define.constructor {
     for _, name in ipairs(own_names(arguments.name, "parameters", arguments.parameters)) do
       local given = arguments.parameters[name]
       check_parameter(arguments.name, name, given)
-      parameters[#parameters + 1], names[#names + 1] = { name, { unpack(given) }, init = given.init }, name
+      parameters[#parameters + 1], names[#names + 1] = { name, { unpack(given) }, init = given.init,
+        frozen = given.trained == false or nil }, name
     end
     for _, name in ipairs(own_names(arguments.name, "layers", arguments.layers)) do
       local inner = arguments.layers[name]
