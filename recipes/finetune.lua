@@ -3,21 +3,26 @@
 --
 --   hetrun recipes/finetune.lua --model=Qwen2.5-0.5B-Instruct --data=chats.jsonl --save=runs/mine
 --   hetrun --workers 2 recipes/finetune.lua --model=Qwen2.5-0.5B-Instruct --data=chats.jsonl --plan
+--   hetrun recipes/finetune.lua --model=Qwen2.5-0.5B-Instruct --data=chats.jsonl --rank=16 --lr=2e-4 --save=runs/lora
 --
 -- A line is {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]},
 -- {"prompt": "2 + 2 =", "completion": " 4"}, or {"text": "all of this counts"}. Messages are written by the model's
 -- chat template. A sample is one example, padded to the context, or cut there: a longer context takes longer examples
 -- and more memory. With --packing a sample is as many examples as the context has room for, which do not see each
 -- other: `batch` then counts such rows. Five epochs of a thousand examples with a batch of 16 are 313 steps (fewer with
--- --packing); watch the validation loss, which rises again when the model learns the examples by heart.
+-- --packing); watch the validation loss, which rises again when the model learns the examples by heart. With --rank=16
+-- low-rank adapters (LoRA) of the linear layers are trained and saved instead of all weights; they take higher rates.
 local het = require "het"
-local optim = het.optim
+local nn, optim = het.nn, het.optim
 
 local opt = het.options {
   model      = { "model", "folder with config.json, model.safetensors and tokenizer.json", path = "read" },
   data       = { "data.jsonl", "examples: a file, or a folder of .jsonl files", path = "read" },
   holdout    = { 0.05, "share of the examples kept for validation", fraction = true, min = 0, max = 0.9 },
-  loss       = { "completion", "what it counts", choices = { "completion", "all" } },
+  loss       = { "completion", "on tokens of completions and of the assistant, or on all",
+    choices = { "completion", "all" } },
+  rank       = { 0, "of low-rank adapters, such as 16; 0: all weights are trained", min = 0 },
+  alpha      = { 32, "times what the adapters add, over the rank", fraction = true, above = 0 },
   context    = { 512, "tokens of an example; longer ones are cut", min = 2 },
   packing    = { false, "several examples share a row of the context" },
   batch      = { 16, "rows of a step: examples, or packed several each", min = 1 },
@@ -34,8 +39,10 @@ local opt = het.options {
   save       = { "", "folder to save the model in; --resume goes on from there", path = "write" },
 }
 
+local base = het.load(opt.model, { context = opt.context })
+
 return het.train {
-  model     = het.load(opt.model, { context = opt.context }),
+  model     = opt.rank > 0 and nn.lora { model = base, rank = opt.rank, alpha = opt.alpha } or base,
   data      = het.data.jsonl { path = opt.data, model = opt.model, holdout = opt.holdout, loss = opt.loss,
     packing = opt.packing },
   batch     = opt.batch, microbatch = not opt.plan and opt.microbatch or nil,

@@ -286,6 +286,13 @@ return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + l
         self.assertLess(self.check(*words, '--steps=120', '--holdout=0.2', '--every=40')['validation_loss'], 0.2)
         packed = (*words[:-1], '--packing', '--context=64', '--batch=2', '--microbatch=1', '--steps=60', '--holdout=0.2', '--every=30')
         self.assertLess(self.check(*packed)['validation_loss'], 0.2)
+        # Adapters of the model that says so, which learn another answer.
+        (self.folder / 'others.jsonl').write_text((self.folder / 'chats.jsonl').read_text().replace('yes', 'sey'))
+        adapted = ('finetune', '--model=runs/chat', '--data=others.jsonl', *words[3:-1], '--holdout=0.2', '--rank=8', '--save=runs/lora')
+        before, after = (self.check(*adapted, f'--steps={steps}', *more)['validation_loss']
+                         for steps, more in ((1, ()), (120, ('--overwrite',))))
+        self.assertLess(after, before / 4)
+        self.assertTrue((self.folder / 'runs' / 'lora' / 'adapter_model.safetensors').exists())
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:], '--steps=130', '--holdout=0.2', '--every=40', '--resume')
         self.assertIn('going on after step 120', done.stderr)
         self.assertRegex(done.stderr, r'\d+ of 32 examples of chats.jsonl have more than the 64 tokens of the context')

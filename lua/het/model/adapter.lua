@@ -140,7 +140,7 @@ function adapter.config(model)
     lora_dropout = lora.dropout, target_modules = #lora.targets > 0 and lora.targets or native.null,
     target_parameters = lora.parameters or native.null, bias = "none", inference_mode = true,
     fan_in_fan_out = family ~= nil and family.name == "gpt2", init_lora_weights = true, use_rslora = false,
-    use_dora = false, modules_to_save = native.null, hetrun_version = native.version(),
+    use_dora = false, modules_to_save = native.null,
   }
 end
 
