@@ -3,7 +3,10 @@ how fast they reach a disk.
 
 Two machines (namespaces, 10 Gb/s) train a pipeline of two stages, one micro-batch at a time: one of the two ranks waits
 at any moment. Runs with and without snapshots take turns. Steps are longer because processors and memory also copy, check,
-send and receive; `stall` is the part of the time in which the training itself waited for its snapshots."""
+send and receive; `stall` is the part of the time in which the training itself waited for its snapshots.
+
+The processors compute the steps here, so that nothing is left for snapshots. With `rest` they compute a quarter of a step and
+rest for the others, as hosts do while their GPUs compute: an imitation, with the state in the hosts' memory."""
 
 import json
 import os
@@ -19,18 +22,20 @@ from scenarios import Cluster, is_step
 
 STEPS, WARMUP = 24, 5
 LAYERS, WIDTH, BATCH = 6, 512, 72   # steps of about a second on one processor
+REST = 0.75   # of a step with a quarter of the batch
 LINK = '10gbit'
 STATE_BYTES = 12 * LAYERS * 12 * WIDTH ** 2 / 2   # of a rank: weights of the blocks and AdamW's two moments, in f32
 INTERVALS = 2   # of snapshots as often as pays, that are measured
 MODES = {'without': ['--memory=false'], 'each': ['--memory_every=1'], 'as pays': ['--memory_every=0']}
 
 
-def run_steps(hetrun, network, mode, folder):
+def run_steps(hetrun, network, mode, folder, rest):
     """Seconds of each step, the metrics of the last one, and the share of the time in which the training waited."""
     cluster = Cluster(hetrun, network, folder)
     try:
-        cluster.begin([0, 1], [f'--batch={BATCH}', f'--microbatch={BATCH}', f'--layers={LAYERS}', f'--width={WIDTH}',
-                               *MODES[mode]])
+        batch = BATCH // 4 if rest else BATCH
+        cluster.begin([0, 1], [f'--batch={batch}', f'--microbatch={batch}', f'--layers={LAYERS}', f'--width={WIDTH}',
+                               f'--rest={rest}', *MODES[mode]])
         times, record, steps, stalls = [], None, STEPS, []
         while len(times) < steps + WARMUP:
             before = record and record['seconds']   # since the run began
@@ -49,7 +54,7 @@ def run_steps(hetrun, network, mode, folder):
         cluster.close()
 
 
-def overhead(hetrun, rounds=3):
+def overhead(hetrun, rounds=3, rest=0):
     network = Network(2, LINK, '100mbit')
     seconds, last, stalls = {mode: [] for mode in MODES}, {}, []
     try:
@@ -59,7 +64,7 @@ def overhead(hetrun, rounds=3):
                     continue
                 folder = Path(tempfile.mkdtemp())
                 try:
-                    times, last[mode], stall = run_steps(hetrun, network, mode, folder)
+                    times, last[mode], stall = run_steps(hetrun, network, mode, folder, rest)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
                 seconds[mode] += times
@@ -70,7 +75,7 @@ def overhead(hetrun, rounds=3):
     without, each = (statistics.median(seconds[mode]) for mode in ('without', 'each'))
     paying = last['as pays']
     step = statistics.median(seconds['as pays'])
-    return {'step_seconds': without, 'with_snapshots': each, 'overhead_each': each / without - 1,
+    return {'rest_seconds': rest, 'step_seconds': without, 'with_snapshots': each, 'overhead_each': each / without - 1,
             'stall_each': statistics.median(stalls), 'link': LINK,
             'mean_overhead_each': statistics.mean(seconds['each']) / statistics.mean(seconds['without']) - 1,
             'snapshot_age_steps': last['each'].get('snapshot_age_steps'), 'state_bytes_of_a_rank': STATE_BYTES,

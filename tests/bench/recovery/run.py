@@ -2,8 +2,9 @@
 """Recovery, measured: python3 tests/bench/recovery/run.py build/lua/hetrun [--json] [--trials=100] [--only=PART]
 
 Parts: `pauses` (a rank is lost or silent), `plans` (its next plan, made ahead or not), `scenarios` (from the loss of
-machines to the next step, against a restart from the cloud), `overhead` (of snapshots in memory), `disk` and `peers`
-(snapshot files against the raw disk and plain TCP), `day` (a recorded day of spot machines), `chaos` (random faults).
+machines to the next step, against a restart from the cloud), `overhead` (of snapshots in memory), `resting` (the same
+where hosts rest, as beside GPUs), `disk` and `peers` (snapshot files against the raw disk and plain TCP), `day` (a
+recorded day of spot machines), `chaos` (random faults).
 Those that need network namespaces are skipped by name without root. A quiet machine is needed: figures of a busy one are not worth keeping."""
 
 import argparse
@@ -86,6 +87,7 @@ PARTS = {
     'pauses': (measure_pauses, False),
     'plans': (lambda hetrun, trials: plans.measure(hetrun, max(1, trials // 10)), False), 'scenarios': (measure_scenarios, True),
     'overhead': (lambda hetrun, _: {'snapshot_overhead': costs.overhead(hetrun)}, True),
+    'resting': (lambda hetrun, _: {'snapshot_overhead_of_a_resting_host': costs.overhead(hetrun, rest=costs.REST)}, True),
     'disk': (measure_disk, False), 'peers': (measure_peers, True),
     'day': (lambda hetrun, _: {'spot_day': spot_day.measure(hetrun)}, True), 'chaos': (measure_chaos, False),
 }
