@@ -144,6 +144,8 @@ const std::vector<Subcommand>& subcommands() {
        "write text with a saved model, also of Hugging Face's; --help"},
       {"eval", "FOLDER --text=FILE [...]", "the mean loss and perplexity of a text by a saved model; --help"},
       {"merge", "ADAPTERS MODEL", "a model with its adapters (LoRA) merged; --help"},
+      {"convert", "FOLDER TO [--precision=bf16 ...]",
+       "a model's folder in another precision or in files of a given size; --help"},
       {"docs", "FOLDER", "write the pages of the Lua library, and editor stubs"},
   };
   return list;

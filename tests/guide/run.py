@@ -54,6 +54,7 @@ SMALL = {
     'hetrun solve instance.json --seconds=60 --out=choice.txt': [],
     'hetrun generate runs/mine --prompt=ROMEO: --tokens=60': ['--prompt=be'],
     'hetrun merge runs/lora runs/merged': [],
+    'hetrun convert runs/mine runs/small --precision=bf16': [],
     'hetrun eval runs/mine --text=shakespeare.txt': [],
     'hetrun plan recipes/gpt_text.lua --profile=gpt_text.profile.json': ['--text=shakespeare.txt', *SMALL_GPT],
 }
@@ -283,7 +284,8 @@ class References(Case):
 
     def test_options_exist(self):
         help_texts = [self.hetrun(words).stdout for words in (
-            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve', 'generate', 'eval', 'merge')),
+            ['--help'], *([command, '--help'] for command in ('plan', 'simulate', 'profile', 'bench', 'snapshot', 'status', 'attach', 'solve',
+                                                              'generate', 'eval', 'merge', 'convert')),
             *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
         known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
         for page in PAGES:

@@ -485,7 +485,8 @@ class CommandLine(Case):
                             ('doctor', 'hetrun doctor shows'), ('docs', 'hetrun docs FOLDER writes'),
                             ('docs pages', 'hetrun docs FOLDER writes'), ('profile', 'layer'), ('plan', '--cluster'),
                             ('simulate', '--plan'), ('snapshot', 'verify PLACE'), ('status', '--rendezvous'), ('attach', 'resume'), ('solve', '--seconds'),
-                            ('generate', '--top_p=1'), ('eval', '--context=N'), ('merge', '--base=FOLDER')):
+                            ('generate', '--top_p=1'), ('eval', '--context=N'), ('merge', '--base=FOLDER'),
+                            ('convert', '--shard=5GB')):
             self.assertIn(option, self.hetrun(*words.split(), '--help')[0])
         self.assertFalse((self.folder / 'pages').exists())
 
@@ -521,6 +522,53 @@ class CommandLine(Case):
         self.refused('eval runs/gpt --text=text.txt --context=9', "--context=9 is more than the model's context = 8")
         (self.folder / 'one.txt').write_text('t')
         self.refused('eval runs/gpt --text=one.txt', 'one.txt has 1 tokens; there is nothing to predict')
+
+    def test_a_folder_is_converted(self):
+        (self.folder / 'own.lua').write_text(OWN)
+        self.hetrun('own.lua', '--quiet', '--whole', '--allow-write=runs/gpt')
+        self.hetrun('own.lua', '--quiet', '--allow-write=runs/own')
+
+        def loss(folder, *words):
+            return json.loads(self.hetrun('eval', folder, *words, '--text=text.txt', '--json')[0])['loss']
+
+        def size(folder):
+            return sum(path.stat().st_size for path in (self.folder / folder).glob('*.safetensors'))
+
+        whole = loss('runs/gpt')
+        for precision, dtype in (('bf16', 'bfloat16'), ('f16', 'float16')):
+            out, _ = self.hetrun('convert', 'runs/gpt', precision, f'--precision={precision}')
+            self.assertRegex(out, rf'^{precision}: the model of runs/gpt in one file, \d[\d.]* KiB\n$')
+            self.assertEqual(json.loads((self.folder / precision / 'config.json').read_text())['torch_dtype'], dtype)
+            self.assertNotEqual(loss(precision), whole)
+            self.assertAlmostEqual(loss(precision), whole, 2)
+            self.assertLess(size(precision), 0.75 * size('runs/gpt'))   # the header is as long
+        self.hetrun('convert', 'bf16', 'again', '--precision=f32', '--shard=1KiB')
+        parts = sorted(path.name for path in (self.folder / 'again').glob('*.safetensors'))
+        self.assertEqual(parts, [f'model-{i:05}-of-{len(parts):05}.safetensors' for i in range(1, len(parts) + 1)])
+        self.assertGreater(len(parts), 2)
+        index = json.loads((self.folder / 'again' / 'model.safetensors.index.json').read_text())
+        self.assertEqual(set(index['weight_map'].values()), set(parts))
+        self.assertEqual(loss('again'), loss('bf16'))
+        self.hetrun('convert', 'runs/own', 'own')   # as they are
+        self.assertEqual((self.folder / 'own/config.json').read_bytes(), (self.folder / 'runs/own/config.json').read_bytes())
+        own = ('--recipe=own.lua', '--context=5')
+        self.assertEqual(loss('own', *own), loss('runs/own', *own))
+
+        self.refused('convert runs/gpt bf16', 'bf16 holds a model of 20 steps; another folder keeps both')
+        self.refused('convert runs/gpt --precision=int8 --shard=small --sort', 'hetrun convert:',
+                     '  there is no option --sort; there is --precision, --shard',
+                     '  two folders are needed: hetrun convert FOLDER TO', '  --precision=int8 is not f32, bf16 or f16',
+                     "  --shard: 'small' is not an amount of memory; write for example 2 GiB")
+        self.refused('convert runs/none other', "there is no folder 'runs/none'")
+        (self.folder / 'lora.lua').write_text(LORA)
+        self.hetrun('lora.lua', '--quiet', '--allow-write=runs/lora')
+        self.refused('convert runs/lora other', 'runs/lora holds adapters; hetrun merge runs/lora MODEL writes the model with '
+                     'them')
+        (self.folder / 'large.lua').write_text(OWN.replace('lr = 1e-2', 'lr = 1e6').replace('steps = 20', 'steps = 1'))
+        self.hetrun('large.lua', '--quiet', '--whole', '--save=large', '--allow-write=large')
+        _, err = self.hetrun('convert', 'large', 'half', '--precision=f16', code=2)
+        self.assertRegex(err, r"^hetrun: '[\w.]+' has the value [\d.e+]+, and f16 holds 65504 at most; --precision=bf16 holds it\n$")
+        self.assertFalse((self.folder / 'half').exists())
 
     def test_adapters_are_saved_loaded_and_merged(self):
         (self.folder / 'own.lua').write_text(OWN)
@@ -598,7 +646,7 @@ class CommandLine(Case):
         self.refused('gpt_text.lua --elastc 2:3',
                      "there is no option --elastc; did you mean --elastic? (hetrun --help lists the options)")
         self.refused('zebra', "'zebra' is neither a recipe nor a command; commands are doctor, bench, plan, simulate, "
-                     'profile, solve, snapshot, status, attach, generate, eval, merge, docs (hetrun --help)')
+                     'profile, solve, snapshot, status, attach, generate, eval, merge, convert, docs (hetrun --help)')
 
     def test_workers_need_a_recipe(self):
         self.refused('--workers 2 doctor', "--workers 2 runs a recipe in several processes; 'doctor' is a command, not a "

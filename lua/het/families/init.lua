@@ -258,9 +258,16 @@ function families.config_text(config)
   end)) .. "\n"
 end
 
+--- The text of a config.json for weights of a precision.
+-- @string dtype as config.json names it: "float32", "bfloat16", "float16"
+function families.text_with_dtype(words, dtype)
+  local replaced, count = words:gsub('("t?o?r?c?h?_?dtype"%s*:%s*)"[^"]*"', ('%%1"%s"'):format(dtype))
+  return count > 0 and replaced or (words:gsub("^%s*{", ('{\n  "torch_dtype": "%s",'):format(dtype), 1))
+end
+
 --- The text of a config.json that was found, for weights that are f32 now.
 function families.found_text(words, version)
-  words = words:gsub('("t?o?r?c?h?_?dtype"%s*:%s*)"[^"]*"', '%1"float32"')
+  words = families.text_with_dtype(words, "float32")
   words = words:gsub('%s*"hetrun_version"%s*:%s*"[^"]*"%s*,', "")
   return (words:gsub("^%s*{", ('{\n  "hetrun_version": "%s",'):format(version), 1))
 end

@@ -1,5 +1,4 @@
 --- `hetrun generate FOLDER` and `hetrun eval FOLDER`: text from a saved model, and how well it predicts a text.
--- `hetrun merge FOLDER TO`: a model with its adapters merged.
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
@@ -252,47 +251,6 @@ function command.eval(program, ...)
     say("loss %.6f, perplexity %.6g over %d tokens in %d windows of %d", loss, found.perplexity, found.tokens, windows,
       context)
   end
-  return 0
-end
-
--- Help and mistakes of `hetrun merge`: the options given.
-local function take_merge(words)
-  local given, problems = subcommand.take { { "base", "FOLDER" } }
-  for _, word in ipairs(native.arguments or {}) do
-    problems[#problems + 1] = ("there is no option %s; there is --base=FOLDER"):format(word)
-  end
-  if #words ~= 2 then
-    problems[#problems + 1] = "two folders are needed: hetrun merge ADAPTERS MODEL"
-  end
-  if #problems > 0 then errors.usage("hetrun merge:\n  %s", table.concat(problems, "\n  ")) end
-  return given
-end
-
---- `hetrun merge ADAPTERS MODEL`. Returns the exit code.
-function command.merge(...)
-  if native.settings.help then
-    say "hetrun merge ADAPTERS MODEL writes the base model with what its adapters (nn.lora, PEFT) add into the folder"
-    say "MODEL."
-    say ""
-    say("  %-20s %s", "--base=FOLDER", "the base model (default: the one that adapter_config.json names)")
-    return 0
-  end
-  local words = { ... }
-  local given = take_merge(words)
-  local folder, to = words[1], words[2]
-  local model = files.load(folder, given.base and { base = given.base } or nil)
-  require("het.language.mistakes").raise()
-  if not rawget(model, "lora") then errors.usage("%s holds no adapters", folder) end
-  local held = files.held(to)
-  if held then errors.usage("%s holds %s; another folder keeps both", to, files.describe_held(held)) end
-  local stored, list = {}, {}
-  files.set_initial_weights(folder, model, { set_initial = function(_, name, tensor)
-    stored[name], list[#list + 1] = tensor, { name = name, trained = true }
-  end })
-  files.save_merged(to, model, { names = function() return list end, read = function(_, name)
-    return stored[name]:read()
-  end })
-  if not native.settings.quiet then say("%s: the model of %s with its adapters merged", to, model.lora.base.folder) end
   return 0
 end
 

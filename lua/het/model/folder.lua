@@ -40,8 +40,8 @@ local passing = { n_positions = true, n_ctx = true, max_position_embeddings = tr
 
 -- Models that others have saved, in several files or PyTorch's, and earlier versions of hetrun. A save would leave
 -- these beside its files.
-local index = "model.safetensors.index.json"
-local foreign = { index, "pytorch_model.bin", "pytorch_model.bin.index.json", "training.safetensors" }
+files.index = "model.safetensors.index.json"   -- of parts
+local foreign = { files.index, "pytorch_model.bin", "pytorch_model.bin.index.json", "training.safetensors" }
 
 -- The metadata of a file of tensors; empty when there is none that can be read.
 local function metadata_of(path)
@@ -146,7 +146,7 @@ end
 
 -- All tensors of a folder: one file, or the parts that an index names.
 local function read_tensors(folder)
-  local list = folder .. "/" .. index
+  local list = folder .. "/" .. files.index
   if native.path_kind(folder .. "/model.safetensors") == "file" or native.path_kind(list) ~= "file" then
     return native.safetensors_open(place_of(folder, "model.safetensors"))
   end
@@ -414,7 +414,7 @@ end
 
 -- Files of weights that are not read, and what to do about them.
 local function refuse_pickles(folder)
-  for _, name in ipairs { "model.safetensors", index } do
+  for _, name in ipairs { "model.safetensors", files.index } do
     if native.path_kind(folder .. "/" .. name) == "file" or is_staged(folder, name) then return end
   end
   for _, name in ipairs { "pytorch_model.bin", "pytorch_model.bin.index.json" } do
@@ -424,6 +424,28 @@ local function refuse_pickles(folder)
         .. "M.from_pretrained('%s').save_pretrained('%s')\"", folder, folder, folder)
     end
   end
+end
+
+--- The weights of a folder without adapters as they are stored, by the names in its files.
+-- @treturn table tensors that are read when they are asked for
+-- @treturn table the metadata of the file
+-- @treturn string the text of config.json
+function files.weights(folder)
+  require_folder(folder)
+  refuse_pickles(folder)
+  local config = native.read_text(place_of(folder, "config.json"))
+  local tensors, metadata = read_tensors(folder)
+  return tensors, metadata, config
+end
+
+--- The texts that a folder has beside its weights and config.json, by name.
+function files.beside_weights(folder)
+  local contents = {}
+  for _, name in ipairs { "vocabulary.json", unpack(tokenizer.files) } do
+    local path = place_of(folder, name)
+    if native.path_kind(path) == "file" then contents[name] = native.read_text(path) end
+  end
+  return contents
 end
 
 -- The model of a folder without adapters.

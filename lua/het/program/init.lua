@@ -143,7 +143,9 @@ function program.generate(...) return require("het.model.command").generate(prog
 --- `hetrun eval FOLDER`.
 function program.eval(...) return require("het.model.command").eval(program, ...) end
 --- `hetrun merge ADAPTERS MODEL`.
-function program.merge(...) return require("het.model.command").merge(...) end
+function program.merge(...) return require("het.model.convert").merge(...) end
+--- `hetrun convert FOLDER TO`.
+function program.convert(...) return require("het.model.convert").convert(...) end
 --- `hetrun snapshot WORD PLACE`.
 function program.snapshot(...) return require("het.snapshot.command").run(...) end
 --- `hetrun status`.
