@@ -41,6 +41,7 @@ class Dominance {
   void add(SlotColumn column, const SlotContext& context, Replacements& replacements) {
     const size_t count = column.slots.size();
     Level level;
+    level.more.reserve(count * count);
     for (const Slot& own : column.slots)
       for (const Slot& other : column.slots)
         level.more.push_back(std::max<Ticks>(replacements.cost(own, other, context), 0));
@@ -81,18 +82,19 @@ class Dominance {
     uint32_t slot;
     size_t rest;
   };
+  // The cheapest state with these last slots, when it has paid for the first ones.
+  struct Rival {
+    size_t end;
+    Ticks cost;
+    size_t rank;
+  };
   struct Level {
     std::vector<Ticks> more;  // [own * count + other]
     size_t count = 0;
     std::vector<uint32_t> numbers;  // of slots, by state
     std::vector<End> ends;
     std::vector<size_t> best;  // by number of the slots after it: a rival and one more; 0: none
-  };
-  // The cheapest state with these last slots, when it has paid for the first ones.
-  struct Rival {
-    size_t end;
-    Ticks cost;
-    size_t rank;
+    std::vector<Rival> paid;   // those that have paid for the slots up to this one
   };
 
   void number_ends() {
@@ -101,11 +103,11 @@ class Dominance {
     for (size_t l = levels_.size(); l-- > 0;) {
       Level& level = levels_[l];
       level.best.assign(count, 0);
-      std::unordered_map<size_t, size_t> known;
+      Numbering<uint64_t, Mixed> known;
       for (size_t i = 0; i < costs_.size(); ++i) {
-        const auto [entry, fresh] = known.emplace(ends_[i] * level.count + level.numbers[i], known.size());
+        const auto [number, fresh] = known.add(ends_[i] * level.count + level.numbers[i]);
         if (fresh) level.ends.push_back({level.numbers[i], ends_[i]});
-        ends_[i] = entry->second;
+        ends_[i] = number;
       }
       count = known.size();
     }
@@ -122,7 +124,8 @@ class Dominance {
       const uint32_t slot = level.numbers[*begin];
       Ticks most = costs_[*begin];
       for (; next != end && level.numbers[*next] == slot; ++next) most = std::max(most, costs_[*next]);
-      std::vector<Rival> paid;
+      std::vector<Rival>& paid = level.paid;
+      paid.clear();
       for (const Rival& rival : rivals) {
         const End& own = level.ends[rival.end];
         const Ticks more = level.more[own.slot * level.count + slot];
@@ -153,27 +156,22 @@ class Dominance {
 }  // namespace
 
 void SlotColumn::add(const Slot& slot) {
-  const auto [entry, fresh] = known_.emplace(slot.bits(), static_cast<uint32_t>(slots.size()));
+  const auto [number, fresh] = known_.add(slot.bits());
   if (fresh) slots.push_back(slot);
-  numbers.push_back(entry->second);
+  numbers.push_back(static_cast<uint32_t>(number));
 }
 
 size_t Replacements::Hash::operator()(const Key& key) const {
-  uint64_t hash = reinterpret_cast<uintptr_t>(key.costs);
-  for (const uint64_t part : {key.a, key.b, key.left}) {
-    hash = (hash ^ part) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 32;
-  }
-  return hash;
+  return mixed(mixed(mixed(reinterpret_cast<uintptr_t>(key.costs), key.a), key.b), key.left);
 }
 
 Ticks Replacements::cost(const Slot& a, const Slot& b, const SlotContext& of) {
   if (a == b) return 0;
   const uint64_t left = static_cast<uint64_t>(of.left[0]) | static_cast<uint64_t>(of.left[1]) << 16 |
                         static_cast<uint64_t>(of.left[2]) << 32 | static_cast<uint64_t>(of.is_state) << 48;
-  const auto [entry, fresh] = known_.emplace(Key{of.costs, a.bits(), b.bits(), left}, 0);
-  if (fresh) entry->second = to_replace(a, b, of);
-  return entry->second;
+  const auto [number, fresh] = known_.add(Key{of.costs, a.bits(), b.bits(), left});
+  if (fresh) costs_.push_back(to_replace(a, b, of));
+  return costs_[number];
 }
 
 void forget(Slot& slot, const ValueCosts& costs, const Needs& left) {
@@ -191,11 +189,13 @@ void Frontier::add_cost(Ticks more) {
 }
 
 void Frontier::add(const State& state, Ticks cost, Origin origin) {
-  const auto [entry, fresh] = known_.emplace(hash_of(state.data()), costs_.size());
-  if (!fresh && std::equal(state.begin(), state.end(), this->state(entry->second))) {
-    if (cost >= costs_[entry->second]) return;
-    costs_[entry->second] = cost;
-    origins_[entry->second] = origin;
+  const auto [number, fresh] = known_.add(hash_of(state.data()));
+  if (fresh) with_hash_.push_back(costs_.size());
+  const size_t first = with_hash_[number];
+  if (!fresh && std::equal(state.begin(), state.end(), this->state(first))) {
+    if (cost >= costs_[first]) return;
+    costs_[first] = cost;
+    origins_[first] = origin;
     return;
   }
   pool_.insert(pool_.end(), state.begin(), state.end());
@@ -248,10 +248,7 @@ bool Frontier::is_like(const Frontier& other) const {
 
 uint64_t Frontier::hash_of(const Slot* state) const {
   uint64_t hash = 1469598103934665603u;
-  for (size_t i = 0; i < slots_; ++i) {
-    hash = (hash ^ state[i].bits()) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 32;
-  }
+  for (size_t i = 0; i < slots_; ++i) hash = mixed(hash, state[i].bits());
   return hash;
 }
 

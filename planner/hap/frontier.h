@@ -1,12 +1,55 @@
 // The states of a search at one step, and which of them dominate others.
 #pragma once
 
-#include <unordered_map>
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "planner/hap/steps.h"
 
 namespace het::planner::hap {
+
+// Numbers keys from 0, in the order in which they come first: a hash table with open addressing, since a
+// search makes many small ones.
+template <typename Key, typename Hash>
+class Numbering {
+ public:
+  // The number of a key, and whether it is new.
+  std::pair<size_t, bool> add(const Key& key) {
+    if (2 * keys_.size() >= cells_.size()) grow();
+    uint32_t& cell = cell_of(key);
+    if (cell != 0) return {cell - 1, false};
+    keys_.push_back(key);
+    cell = static_cast<uint32_t>(keys_.size());
+    return {keys_.size() - 1, true};
+  }
+  size_t size() const { return keys_.size(); }
+
+ private:
+  // That of the key, or the free one where it belongs.
+  uint32_t& cell_of(const Key& key) {
+    size_t at = Hash()(key) & (cells_.size() - 1);
+    while (cells_[at] != 0 && !(keys_[cells_[at] - 1] == key)) at = (at + 1) & (cells_.size() - 1);
+    return cells_[at];
+  }
+  void grow() {
+    constexpr size_t kLeast = 16;
+    cells_.assign(std::max(kLeast, 2 * cells_.size()), 0);
+    for (size_t i = 0; i < keys_.size(); ++i) cell_of(keys_[i]) = static_cast<uint32_t>(i + 1);
+  }
+
+  std::vector<Key> keys_;
+  std::vector<uint32_t> cells_;  // a number and one more; 0: free
+};
+
+// One round of a hash: `hash` with one more part.
+inline uint64_t mixed(uint64_t hash, uint64_t part) {
+  hash = (hash ^ part) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 32;
+}
+struct Mixed {
+  size_t operator()(uint64_t key) const { return mixed(0, key); }
+};
 
 using State = std::vector<Slot>;
 
@@ -22,7 +65,7 @@ struct SlotColumn {
   void add(const Slot& slot);
 
  private:
-  std::unordered_map<uint64_t, uint32_t> known_;
+  Numbering<uint64_t, Mixed> known_;
 };
 
 // What a slot holds when two states are compared.
@@ -47,7 +90,8 @@ class Replacements {
   struct Hash {
     size_t operator()(const Key& key) const;
   };
-  std::unordered_map<Key, Ticks, Hash> known_;
+  Numbering<Key, Hash> known_;
+  std::vector<Ticks> costs_;  // by number
 };
 
 // Forgets what makes no difference to whatever follows, which may still need the value as `of` says.
@@ -81,7 +125,8 @@ class Frontier {
   std::vector<Slot> pool_;
   std::vector<Ticks> costs_;
   std::vector<Origin> origins_;
-  std::unordered_map<uint64_t, size_t> known_;
+  Numbering<uint64_t, Mixed> known_;  // hashes
+  std::vector<size_t> with_hash_;     // by number: the first state
 };
 
 }  // namespace het::planner::hap

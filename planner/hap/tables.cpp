@@ -18,9 +18,10 @@ class GroupSearch {
     for (size_t s = 0; s < group_.steps.size(); ++s) {
       const Step& step = group_.steps[s];
       Frontier next(group_.members.size());
+      State state;
       for (size_t i = 0; i < level.size(); ++i)
         for (size_t w = 0; w < step.ways.size(); ++w) {
-          State state(level.state(i), level.state(i) + group_.members.size());
+          state.assign(level.state(i), level.state(i) + group_.members.size());
           const Ticks cost = apply(s, step.ways[w], state);
           if (cost >= kNever) continue;
           if (++states > most_states) return {{}, false};
