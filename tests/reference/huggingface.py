@@ -79,6 +79,14 @@ CASES = {
         **{**SMALL, 'hidden_size': 24}, num_key_value_heads=2, original_max_position_embeddings=16, rope_parameters={
             'rope_type': 'longrope', 'rope_theta': 10000.0, 'short_factor': [1.0, 1.5, 2.0],
             'long_factor': [2.0, 3.0, 4.0]})),
+    'phi3 longrope of a long text': lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(
+        **{**SMALL, 'hidden_size': 24, 'max_position_embeddings': 32}, num_key_value_heads=2, original_max_position_embeddings=8, rope_parameters={
+            'rope_type': 'longrope', 'rope_theta': 10000.0, 'short_factor': [1.0, 1.5, 2.0],
+            'long_factor': [2.0, 3.0, 4.0]})),
+    'phi3 longrope of a short text': lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(
+        **{**SMALL, 'hidden_size': 24, 'max_position_embeddings': 32}, num_key_value_heads=2, original_max_position_embeddings=16, rope_parameters={
+            'rope_type': 'longrope', 'rope_theta': 10000.0, 'short_factor': [1.0, 1.5, 2.0],
+            'long_factor': [2.0, 3.0, 4.0]})),
     'gpt_neox': lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(
         **SMALL, rope_parameters={'rope_type': 'default', 'rope_theta': 5000.0, 'partial_rotary_factor': 0.67})),
     'gpt_neox one after the other': lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(

@@ -4,6 +4,7 @@ local errors = require "het.errors"
 local files = require "het.model.folder"
 local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
+local rope = require "het.nn.rope"
 local subcommand = require "het.program.subcommand"
 local suggest = require "het.language.suggest"
 
@@ -209,6 +210,22 @@ local function summed_loss(opened, ids, context, samples, precision)
   return sum
 end
 
+-- The same; a last window that the model computes as a short text, and the others not, is not filled up.
+local function summed_loss_of_text(opened, ids, context, samples, precision)
+  local arguments = type(opened.model) == "table" and opened.model.arguments or {}
+  local rest, most_short = (#ids - 1) % context, rope.most_short(arguments.scaling)
+  if rest == 0 or rest > most_short or context <= most_short then
+    return summed_loss(opened, ids, context, samples, precision)
+  end
+  local whole, last = {}, {}
+  for i, id in ipairs(ids) do
+    if i <= #ids - rest then whole[#whole + 1] = id end
+    if i >= #ids - rest then last[#last + 1] = id end
+  end
+  local sum = #whole > 1 and summed_loss(opened, whole, context, samples, precision) or 0
+  return sum + summed_loss(opened, last, rest, 1, precision)
+end
+
 --- `hetrun eval FOLDER --text=FILE`. Returns the exit code.
 function command.eval(program, ...)
   local settings = native.settings
@@ -242,7 +259,7 @@ function command.eval(program, ...)
   local windows = math.ceil((#ids - 1) / context)
   local samples = math.max(1, math.min(windows, math.floor(512 / context)))   -- short ones together
   local started = native.clock()
-  local loss = summed_loss(opened, ids, context, samples, given.precision) / (#ids - 1)
+  local loss = summed_loss_of_text(opened, ids, context, samples, given.precision) / (#ids - 1)
   local found = { loss = loss, perplexity = math.exp(loss), tokens = #ids - 1, windows = windows, context = context,
     seconds = native.clock() - started }
   if settings.json then

@@ -6,6 +6,7 @@ local native = require "het.native"
 local builder = require "het.nn.builder"
 local define = require "het.language.define"
 local errors = require "het.errors"
+local rope = require "het.nn.rope"
 local text = require "het.text"
 
 local generate = {}
@@ -41,6 +42,7 @@ function generate.new(settings)
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32", longest = own.context,
     vocab = own.vocab, last = last, executors = {}, incremental = last and model:is_incremental() or false,
+    most_short = rope.most_short(own.scaling),   -- tokens; longer texts are computed otherwise
   }, Generator)
 end
 
@@ -81,13 +83,15 @@ local function logits_of(self, b, tokens)
   return result
 end
 
--- The executor that takes `count` tokens, made on first use.
-function Generator:executor(count)
-  if self.executors[count] then return self.executors[count] end
+-- The executor that takes `count` tokens of a text of `length`, made on first use.
+function Generator:executor(count, length)
+  local is_long = length > self.most_short
+  local key = is_long and -count or count
+  if self.executors[key] then return self.executors[key] end
   local incremental = self.incremental
   local b = builder.new {
     precision = self.precision, mode = incremental and "generate" or "evaluate",
-    cache = incremental and { length = self.context } or nil,
+    cache = incremental and { length = self.context } or nil, sequence = is_long and math.huge or 1,
   }
   local tokens = b.graph:input("tokens", "i32", { 1, count })
   b.graph:output("logits", logits_of(self, b, tokens))
@@ -95,13 +99,13 @@ function Generator:executor(count)
     run = native.executor(native.program(b.graph, { microbatches = 1 }), self.state),
     positions = b.values["input:positions"] ~= nil, position = b.values["input:position"] ~= nil,
   }
-  self.executors[count] = made
+  self.executors[key] = made
   return made
 end
 
--- Run ids that stand at a position; returns a row of logits for each output position.
-local function run(self, ids, position)
-  local made = self:executor(#ids)
+-- Run ids that stand at a position of a text; returns a row of logits for each output position.
+local function run(self, ids, position, length)
+  local made = self:executor(#ids, length)
   made.run:write("tokens", native.tensor(ids, "i32", { 1, #ids }), 1)
   if made.positions then made.run:write("positions", native.arange(#ids, "i32", position)) end
   if made.position then made.run:write("position", native.tensor({ position }, "i32")) end
@@ -109,23 +113,23 @@ local function run(self, ids, position)
   return made.run:read("logits")[1]
 end
 
--- Feed ids at a position of the cache; returns the last one's logits.
-function Generator:feed(ids, position) return run(self, ids, position)[1] end
+-- Feed ids at a position of the cache, of a text of `length`; returns the last one's logits.
+function Generator:feed(ids, position, length) return run(self, ids, position, length)[1] end
 
 -- Without a cache: the whole context, filled up behind the ids, where causal models do not look.
 function Generator:feed_whole(ids)
   local padded = copy(ids)
   for i = #ids + 1, self.context do padded[i] = 0 end
-  return run(self, padded, 0)[#ids]
+  return run(self, padded, 0, #ids)[#ids]
 end
 
--- Feed many ids from a position on, in chunks; returns the last one's logits.
-function Generator:feed_all(ids, position)
+-- Feed all ids of a text, in chunks; returns the last one's logits.
+function Generator:feed_all(ids)
   local logits
   local at = 1
   for _, size in ipairs(chunk_sizes) do
     while #ids - at + 1 >= size do
-      logits = self:feed(copy(ids, at, at + size - 1), position + at - 1)
+      logits = self:feed(copy(ids, at, at + size - 1), at - 1, #ids)
       at = at + size
     end
   end
@@ -144,7 +148,7 @@ function Generator:ids(prompt, options, emit, known)
   local function refill(keep)
     local first = math.max(1, #all - keep + 1)
     local ids = copy(all, first)
-    if self.incremental then logits = self:feed_all(ids, 0) else logits = self:feed_whole(ids) end
+    if self.incremental then logits = self:feed_all(ids) else logits = self:feed_whole(ids) end
     position = #all - first + 1
   end
   local turn = {}
@@ -169,8 +173,10 @@ function Generator:ids(prompt, options, emit, known)
         refill(self.context)
       elseif position >= self.context then
         refill(math.floor(self.context / 2) + 1)
+      elseif position == self.most_short then
+        refill(position + 1)   -- with the frequencies of a long text
       else
-        logits = self:feed({ id }, position)
+        logits = self:feed({ id }, position, position + 1)
         position = position + 1
       end
     end

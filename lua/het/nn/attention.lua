@@ -51,7 +51,8 @@ local function turned(self, x)
   local base, attributes, factor = a.rotary == true and 10000 or a.rotary, nil, 1
   if a.scaling then
     local frequencies
-    frequencies, factor = rope.frequencies(base, size, a.scaling, a.context or 0)
+    frequencies, factor = rope.frequencies(base, size, a.scaling, a.context or 0,
+      self.builder.sequence or x.shape[2])
     if frequencies then attributes = { frequencies = frequencies } end
   end
   local positions = self.builder:positions(x.shape[2])
@@ -87,7 +88,7 @@ attention.attention = layer.define {
       above = 0, max = 1 },
     { "scaling", "table", "rotary positions for longer contexts, as rope_scaling of a config.json: rope_type "
       .. '("linear", "llama3", "yarn", "longrope", "dynamic") and the numbers of this type' },
-    { "context", "integer", "tokens that the model sees at once, by which longrope chooses", min = 1 },
+    { "context", "integer", "tokens that the model sees at once, for longrope", min = 1 },
     { "qk_norm", "string", 'RMS norms of queries and keys: "head" (each head alone) or "width" (all together)',
       default = "none", choices = { "none", "head", "width" } },
     { "norm_offset", "number", "added to the weights of these norms", default = 0, choices = { 0, 1 } },

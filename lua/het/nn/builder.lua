@@ -25,7 +25,8 @@ builder.reference_name = "(reference)"
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16", "f16"), `mode` ("train", "evaluate",
 -- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), `packed` (rows
 -- are several examples), and
--- `cache` ({ length = } while generating: tokens that keys and values are kept of); `in_place_of(builder, name,
+-- `cache` ({ length = } while generating: tokens that keys and values are kept of); `sequence`: tokens of the sequence
+-- that what it gets is a part of (default: it is whole); `in_place_of(builder, name,
 -- parameter, shape)`: what layers compute with in place of a parameter
 function builder.new(settings)
   return setmetatable({
@@ -37,6 +38,7 @@ function builder.new(settings)
     rounding = settings.rounding or "nearest",
     packed = settings.packed or false,
     cache = settings.cache,
+    sequence = settings.sequence,
     in_place_of = settings.in_place_of,
     values = {},          -- parameters by name, in the compute precision
     frozen = {},          -- names of parameters that are not trained

@@ -64,7 +64,7 @@ local block_fields = {
   { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
   { "rotary_share", "number", "of each head's features that they turn", default = 1, above = 0, max = 1 },
   { "scaling", "table", "rotary positions for longer contexts, as nn.attention has it" },
-  { "context", "integer", "tokens that the model sees at once, by which longrope chooses", min = 1 },
+  { "context", "integer", "tokens that the model sees at once, for longrope", min = 1 },
   { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
   { "score_cap", "number", "scores are cap · tanh(score / cap)", min = 1e-3, max = 1e4 },
   { "window", "integer", "a token sees this many tokens: itself and those just before it (default: all)", min = 1 },

@@ -62,7 +62,7 @@ models.llama_block = layer.define {
     { "hidden", "integer", "features inside the feed-forward layer (default: 8/3 · width)", min = 1 },
     { "rotary", "number", "base of the rotary positions", default = 10000, above = 1 },
     { "scaling", "table", "rotary positions for longer contexts, as nn.attention has it" },
-    { "context", "integer", "tokens that the model sees at once, by which longrope chooses", min = 1 },
+    { "context", "integer", "tokens that the model sees at once, for longrope", min = 1 },
     { "eps", "number", "of the norms", default = 1e-5, above = 0 },
     { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
   },

@@ -68,14 +68,22 @@ local function factor_of(scaling, context)
   return factor <= 1 and 1 or math.sqrt(1 + math.log(factor) / math.log(first))
 end
 
+--- Tokens of the longest sequence with the frequencies of short ones: LongRoPE (Ding et al. 2024) has others for
+-- sequences that are longer than the first training's, as transformers does.
+-- @tparam ?table scaling
+function rope.most_short(scaling)
+  return scaling and scaling.rope_type == "longrope" and scaling.original_max_position_embeddings or math.huge
+end
+
 --- The frequencies of the pairs of a head, and what queries and keys are multiplied by.
 -- @number base
 -- @int size features of a head that are turned
 -- @tparam table scaling what `rope.problem` finds nothing wrong with
 -- @int context tokens that the model sees at once
+-- @int tokens of the sequence
 -- @treturn ?{number,...} nil: base^(-2i / size)
 -- @treturn number
-function rope.frequencies(base, size, scaling, context)
+function rope.frequencies(base, size, scaling, context, tokens)
   local kind = scaling.rope_type
   -- Within the model's context NTK's dynamic scaling changes nothing.
   if kind == "default" or kind == "dynamic" then return nil, 1 end
@@ -83,8 +91,9 @@ function rope.frequencies(base, size, scaling, context)
   if kind == "linear" then keeps = function() return 0 end end
   if kind == "yarn" then keeps = yarn_keeps(base, size, scaling) end
   if kind == "llama3" then keeps = llama3_keeps(scaling) end
-  local list, long = {}, kind == "longrope" and context > scaling.original_max_position_embeddings
-  local divisors = kind == "longrope" and (long and scaling.long_factor or scaling.short_factor)
+  local list = {}
+  local divisors = kind == "longrope" and (tokens > rope.most_short(scaling) and scaling.long_factor
+    or scaling.short_factor)
   if divisors and #divisors ~= size / 2 then
     errors.usage("longrope has %d factors; %d features of a head have %d pairs", #divisors, size, size / 2)
   end
