@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "core/base/base64.h"
 #include "core/base/units.h"
 #include "core/data/chat.h"
 #include "core/data/draw.h"
@@ -202,8 +203,8 @@ std::map<std::string, std::string> metadata_at(lua_State* L, int index) {
   return metadata;
 }
 
-// {{path =, tensors =, metadata =}, {path =, snapshot =} (as native.snapshot_write), {path =, json =} or
-// {path =, text =}}: they are written together beside what follows (Saving).
+// {{path =, tensors =, metadata =}, {path =, snapshot =} (as native.snapshot_write), {path =, json =},
+// {path =, text =} or {path =, base64 =}}: they are written together beside what follows (Saving).
 int save_files(lua_State* L) {
   std::vector<SavedFile> files;
   const int count = list_size(L, 1);
@@ -216,7 +217,11 @@ int save_files(lua_State* L) {
     lua_getfield(L, file, "tensors");
     lua_getfield(L, file, "json");
     lua_getfield(L, file, "snapshot");
-    const auto text = field<std::string>(L, file, "text");
+    auto text = field<std::string>(L, file, "text");
+    if (const auto base64 = field<std::string>(L, file, "base64")) {
+      text = from_base64(*base64);
+      if (!text) fail_usage("save_files: what belongs in '{}' is not base64", path.text);
+    }
     if (lua_istable(L, file + 4))
       files.push_back({path, [path, content = snapshot_content_at(L, file + 4)] {
                          write_snapshot(path, content.manifest, content.parts, true);

@@ -582,7 +582,8 @@ class CommandLine(Case):
         out = json.loads(self.hetrun('lora.lua', '--json', '--allow-write=runs/lora')[0].splitlines()[-1])
         self.assertIn(' trained, f32', self.hetrun('lora.lua', '--resume', '--steps=21', '--allow-write=runs/lora')[1])
         self.assertEqual({path.name for path in (self.folder / 'runs/lora').iterdir()},
-                         {'adapter_config.json', 'adapter_model.safetensors', 'training.snapshot', 'vocabulary.json'})
+                         {'adapter_config.json', 'adapter_model.safetensors', 'training.snapshot', 'vocabulary.json', 'tokenizer.json',
+                          'tokenizer_config.json'})
         self.assertLess(loss('runs/lora'), loss('runs/gpt') - 0.01)
         self.assertGreater(out['parameters'], 1000)
         self.assertEqual(self.hetrun('merge', 'runs/lora', 'merged')[0],

@@ -184,20 +184,32 @@ function files.config(model)
   return rawget(model, "found_config") or families.config(family, model.arguments)
 end
 
--- The text of config.json: what was loaded is saved with the configuration that it came with.
-local function config_text(model)
+-- What config.json of a folder said that a model, or the base of its adapters, was loaded from; nil where it was not.
+local function config_found(model)
+  local base = model and (rawget(model, "lora") and model.lora.base or model)
+  return base and rawget(base, "found_config") or nil
+end
+
+-- The text of config.json: what was loaded is saved with the configuration that it came with, another model with the
+-- tokens of its vocabulary that begin and end a text.
+local function config_text(model, vocabulary)
   local found = model and rawget(model, "found_text")
   if found then return families.found_text(found, native.version()) end
   local config = {}
   for key, value in pairs(files.config(model)) do config[key] = value end
   config.hetrun_version = native.version()
+  local ids = tokenizer.special_ids(vocabulary)
+  for _, which in ipairs { "bos", "eos", "pad" } do
+    local name = which .. "_token_id"
+    if config[name] then config[name] = ids[which] or native.null end
+  end
   if config.dtype then config.dtype = "float32" else config.torch_dtype = "float32" end
   return families.config_text(config)
 end
 
 -- The tensors of a model without adapters as they are saved, and its config.json. No model: one of a recipe's own
 -- layers.
-local function model_of(model, state)
+local function model_of(model, state, vocabulary)
   local family = model and families.of(model)
   local tensors = {}
   if family then
@@ -207,11 +219,11 @@ local function model_of(model, state)
       if entry.trained then tensors[entry.name] = state:read(entry.name) end
     end
   end
-  return tensors, config_text(model)
+  return tensors, config_text(model, vocabulary)
 end
 
 -- The files of a model's weights and configuration, by name.
-local function weights_of(model, state, metadata)
+local function weights_of(model, state, metadata, vocabulary)
   local lora, contents = model and rawget(model, "lora"), {}
   if lora then
     contents[adapter.tensors_file] = { tensors = adapter.tensors(model, state), metadata = metadata }
@@ -222,7 +234,7 @@ local function weights_of(model, state, metadata)
       read = function(_, name) return whole:read(name):to "f32" end }
     model = families.of(lora.base) and lora.base or nil
   end
-  local tensors, config = model_of(model, state)
+  local tensors, config = model_of(model, state, vocabulary)
   contents["model.safetensors"] = { tensors = tensors, metadata = metadata }
   contents["config.json"] = { text = config }
   return contents
@@ -257,11 +269,11 @@ function files.begin_save(folder, model, state, weights, training, vocabulary)
   native.make_folder(folder)
   finish_save(folder)
   vocabulary = vocabulary or model and rawget(model, "saved_vocabulary")
-  local contents = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) })
+  local contents = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) }, vocabulary)
   training.tensors = training_of(model, state)
   contents[parts[1]] = { snapshot = training }
   contents["vocabulary.json"] = vocabulary and { json = vocabulary }
-  for name, words in pairs(tokenizer.contents(vocabulary)) do contents[name] = { text = words } end
+  for name, content in pairs(tokenizer.contents(vocabulary, config_found(model))) do contents[name] = content end
   local set = {}
   for _, part in ipairs(parts) do
     if contents[part] then
@@ -318,14 +330,15 @@ function files.set_initial_weights(folder, model, state)
 end
 
 -- Write the files of a model from which no run goes on, `steps` of it where they are known.
-local function write_model(folder, tensors, config, vocabulary, steps)
+local function write_model(folder, tensors, config, vocabulary, found, steps)
   native.make_folder(folder)
   local set = { { path = folder .. "/model.safetensors", tensors = tensors,
                   metadata = { format = "pt", step = steps and ("%d"):format(steps) } },
                 { path = folder .. "/config.json", text = config } }
   if vocabulary then set[3] = { path = folder .. "/vocabulary.json", json = vocabulary } end
-  for name, words in pairs(tokenizer.contents(vocabulary)) do
-    set[#set + 1] = { path = folder .. "/" .. name, text = words }
+  for name, content in pairs(tokenizer.contents(vocabulary, found)) do
+    content.path = folder .. "/" .. name
+    set[#set + 1] = content
   end
   native.save_files(set):wait()
 end
@@ -346,8 +359,9 @@ function files.save_merged(folder, model, state, vocabulary)
     end }
   end
   local merged = adapter.merged(model, weights)
-  local tensors, config = model_of(families.of(base) and base or nil, merged)
-  write_model(folder, tensors, config, vocabulary or rawget(model, "saved_vocabulary"))
+  vocabulary = vocabulary or rawget(model, "saved_vocabulary")
+  local tensors, config = model_of(families.of(base) and base or nil, merged, vocabulary)
+  write_model(folder, tensors, config, vocabulary, config_found(base))
 end
 
 --- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
@@ -408,8 +422,8 @@ function files.export(folder, about, state)
   local family = families.find(about.config.model_type)
   local model = family and families.make(family, about.config, folder)
   if model then rawset(model, "found_config", about.config) end
-  local tensors, config = model_of(model, state)
-  write_model(folder, tensors, config, about.vocabulary, about.step)
+  local tensors, config = model_of(model, state, about.vocabulary)
+  write_model(folder, tensors, config, about.vocabulary, nil, about.step)
 end
 
 -- Files of weights that are not read, and what to do about them.

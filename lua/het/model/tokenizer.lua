@@ -2,6 +2,7 @@
 -- transformers wants to find again beside a model that is saved.
 local native = require "het.native"
 local access = require "het.sandbox.access"
+local made = require "het.model.tokenizer_json"
 
 local tokenizer = {}
 
@@ -10,7 +11,7 @@ local carried = { "tokenizer_config.json", "special_tokens_map.json", "generatio
   "added_tokens.json" }
 
 --- All files beside a model that a save writes when its vocabulary has them.
-tokenizer.files = { "tokenizer.json", unpack(carried) }
+tokenizer.files = { "tokenizer.json", "tokenizer.model", unpack(carried) }
 
 local function text_in(folder, name)
   local path = folder .. "/" .. name
@@ -29,22 +30,71 @@ function tokenizer.vocabulary(folder)
   return { kind = "huggingface", json = json, files = next(files) and files or nil }
 end
 
---- The files that a vocabulary of this kind is saved as: text by name.
-function tokenizer.contents(vocabulary)
-  if type(vocabulary) ~= "table" or vocabulary.kind ~= "huggingface" then return {} end
-  local contents = { ["tokenizer.json"] = vocabulary.json }
-  for _, name in ipairs(carried) do contents[name] = vocabulary.files and vocabulary.files[name] or nil end
-  return contents
-end
-
 -- A member of a JSON text, or nil.
 local function member(words, name)
   local ok, value = pcall(native.json_decode, words or "")
   return ok and type(value) == "table" and value[name] or nil
 end
 
+-- The text of a special token ("eos_token") by what stands beside tokenizer.json; nil where none is named.
+local function special_token(files, which)
+  for _, name in ipairs { "tokenizer_config.json", "special_tokens_map.json" } do
+    local token = member(files[name], which)
+    if type(token) == "table" then token = token.content end
+    if type(token) == "string" then return token end
+  end
+end
+
+local known = {}   -- by tokenizer.json: reading a large one takes a while
+
+--- The ids of the tokens that begin and end a text, { bos =, eos = }, of a vocabulary that names them.
+function tokenizer.special_ids(vocabulary)
+  if type(vocabulary) ~= "table" then return {} end
+  if vocabulary.kind ~= "huggingface" then
+    local id = made.end_of_text(vocabulary)
+    return { bos = id, eos = id }
+  elseif type(vocabulary.files) ~= "table" then
+    return {}
+  end
+  local bos, eos = special_token(vocabulary.files, "bos_token"), special_token(vocabulary.files, "eos_token")
+  if not bos and not eos then return {} end
+  local key = ("%s\n%s\n%s"):format(bos, eos, vocabulary.json)
+  if not known[key] then
+    local reader = native.tokenizer(vocabulary)
+    local function id_of(token)
+      local ids = token and reader:encode(token) or {}
+      return #ids == 1 and ids[1] or nil
+    end
+    known = { [key] = { bos = id_of(bos), eos = id_of(eos) } }
+  end
+  return known[key]
+end
+
+--- The files that transformers finds a vocabulary in, as native.save_files takes them: { text = } or { base64 = } by
+-- name. Of tokenizer.json those that came with it; where none of these says which token ends a text, one that does.
+-- @tparam ?table vocabulary
+-- @tparam ?table config what config.json said that the model was loaded with
+function tokenizer.contents(vocabulary, config)
+  if type(vocabulary) ~= "table" then return {} end
+  if vocabulary.kind ~= "huggingface" then return made.contents(vocabulary) end
+  local contents, files = { ["tokenizer.json"] = { text = vocabulary.json } }, vocabulary.files or {}
+  for _, name in ipairs(carried) do contents[name] = files[name] and { text = files[name] } or nil end
+  if files["generation_config.json"] then return contents end
+  local bos, eos
+  if config and not config.hetrun_version then bos, eos = config.bos_token_id, config.eos_token_id
+  else
+    local ids = tokenizer.special_ids(vocabulary)
+    bos, eos = ids.bos, ids.eos
+  end
+  if eos and eos ~= native.null then
+    contents["generation_config.json"] = { text = native.json_encode({ bos_token_id = bos, eos_token_id = eos }, true)
+      .. "\n" }
+  end
+  return contents
+end
+
 --- The token ids that end a text, as a set: those of generation_config.json, else of a config.json that others wrote
--- (ours names an id also where none ends a text). Tokens of other vocabularies than tokenizer.json's, such as single
+-- (before 2026-11-29 ours named an id also where none ends a text). Tokens of other vocabularies than tokenizer.json's, such as single
 -- characters, end none.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
