@@ -259,6 +259,13 @@ int unm(lua_State* L) {
   return 1;
 }
 
+int power(lua_State* L) {  // x ^ number
+  const Attributes attributes{{"exponent", exponent_at(L)}};
+  auto results = call_distributed(L, op_named("pow"), {check_object<Distributed>(L, 1).tensor}, attributes);
+  push_object(L, std::move(results.front()));
+  return 1;
+}
+
 // native.explain(x): what its making took.
 std::string explain(Distributed& x) {
   std::string text = to_string(*x.steps, mesh_of(x));
@@ -413,7 +420,7 @@ void add_mesh(lua_State* L) {
       {bind<&redistribute_to>("redistribute"), bind<&redistribute_to>("shard"), bind<&gather_it>("gather"),
        bind<&local_part>("local_part"), bind<&item>("item"), bind<&numel>("numel"), bind<&show>("__tostring"),
        bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
-       bind<&unm>("__unm"), bind<&refuse_to_set>("__newindex")},
+       bind<&unm>("__unm"), bind<&power>("__pow"), bind<&refuse_to_set>("__newindex")},
       &distributed_index);
   luaL_getmetatable(L, ClassName<Tensor>::value);
   lua_getfield(L, -1, "methods");

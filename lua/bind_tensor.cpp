@@ -291,6 +291,16 @@ int unm(lua_State* L) {
   return push_tensor(L, run_one(L, "neg", {check_object<Tensor>(L, 1)}, {}));
 }
 
+int power(lua_State* L) {  // x ^ number
+  const double exponent = exponent_at(L);
+  if (auto* value = to_object<ValueHandle>(L, 1)) {
+    push_object(
+        L, ValueHandle{value->owner, run_one(value->owner, "pow", {value->id}, {{"exponent", exponent}})});
+    return 1;
+  }
+  return push_tensor(L, run_one(L, "pow", {check_object<Tensor>(L, 1)}, {{"exponent", exponent}}));
+}
+
 int tensor_index(lua_State* L) {
   auto& tensor = check_object<Tensor>(L, 1);
   if (lua_type(L, 2) == LUA_TNUMBER) {  // tensor[i]: a row, or a number of a vector
@@ -321,6 +331,13 @@ int tensor_newindex(lua_State* L) {  // vector[i] = number
 }
 
 }  // namespace
+
+double exponent_at(lua_State* L) {
+  if (lua_type(L, 1) == LUA_TNUMBER) fail_usage("a number to the power of x is op.exp(x * math.log(number))");
+  if (lua_type(L, 2) != LUA_TNUMBER)
+    fail_usage("x ^ y takes a number as y; of values above 0 op.exp(op.log(x) * y) is x to the power of y");
+  return lua_tonumber(L, 2);
+}
 
 int distributed_arithmetic(lua_State* L, Pointwise op) {
   const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;
@@ -364,18 +381,18 @@ int push_tensor(lua_State* L, Tensor tensor) {
 }
 
 void add_tensor(lua_State* L) {
-  make_class<Tensor>(
-      L,
-      {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
-       bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"), bind<&data>("data"),
-       bind<&length>("__len"), bind<&show>("__tostring"), bind<&add>("__add"), bind<&sub>("__sub"),
-       bind<&mul>("__mul"), bind<&div>("__div"), bind<&unm>("__unm"), bind<&tensor_newindex>("__newindex")},
-      &tensor_index);
+  make_class<Tensor>(L,
+                     {bind<&item>("item"), bind<&at>("at"), bind<&tolist>("tolist"), bind<&to_dtype>("to"),
+                      bind<&contiguous>("contiguous"), bind<&clone>("clone"), bind<&numel>("numel"),
+                      bind<&data>("data"), bind<&length>("__len"), bind<&show>("__tostring"),
+                      bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
+                      bind<&unm>("__unm"), bind<&power>("__pow"), bind<&tensor_newindex>("__newindex")},
+                     &tensor_index);
   // Values of a graph compute the same way.
   luaL_getmetatable(L, ClassName<ValueHandle>::value);
   set_functions(L, "value:",
                 {bind<&add>("__add"), bind<&sub>("__sub"), bind<&mul>("__mul"), bind<&div>("__div"),
-                 bind<&unm>("__unm")});
+                 bind<&unm>("__unm"), bind<&power>("__pow")});
   lua_pop(L, 1);
   set_functions(L, "native.", {bind<&address>("address")});
   set_functions(L, "het.",

@@ -34,6 +34,8 @@ Shares shares_at(lua_State* L, int index, std::string_view what, const MeshAxis&
 void add_mesh_collectives(lua_State* L);
 // + - * / with a distributed tensor on either side (bind_tensor.cpp).
 int distributed_arithmetic(lua_State* L, Pointwise op);
+// Of x ^ y, which takes a number as y. Throws Error(usage) for others.
+double exponent_at(lua_State* L);
 
 }  // namespace het::lua
 

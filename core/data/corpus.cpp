@@ -224,11 +224,14 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
     corpus->files_ = 1;
     if (text.empty()) fail_usage("'{}' is empty: there is nothing to train on", options.path.text);
   }
+  const bool is_of_text = options.vocabulary.is_null() && options.tokenizer == "char";
+  if (!options.vocabulary.is_null())
+    corpus->tokenizer_ = tokenizer_from_json(options.vocabulary, "the vocabulary given");
+  else if (!is_of_text)
+    corpus->tokenizer_ = make_tokenizer(options.tokenizer, "", options.model);
   with_context([&] { return fmt::format("the text '{}'", options.path.text); },
                [&] {
-                 corpus->tokenizer_ = options.vocabulary.is_null()
-                                          ? make_tokenizer(options.tokenizer, text, options.model)
-                                          : tokenizer_from_json(options.vocabulary, "the vocabulary given");
+                 if (is_of_text) corpus->tokenizer_ = make_tokenizer(options.tokenizer, text, options.model);
                  corpus->vocabulary_ = corpus->tokenizer_->vocabulary_size();
                  const auto keep = [&](auto tokens, int width) {
                    corpus->add_piece(reinterpret_cast<const std::byte*>(tokens->data()),

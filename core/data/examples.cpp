@@ -306,7 +306,7 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
       } catch (const Error&) {
         wrong.push_back(&lines[i]);
       }
-    if (wrong.size() < 2) throw;
+    if (wrong.size() < 2 || wrong.size() == lines.size()) throw;
     std::string others;
     for (size_t i = 1; i < std::min(wrong.size(), 1 + kMostNamed); ++i) {
       others += i == 1 ? " " : ", ";

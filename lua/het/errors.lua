@@ -46,12 +46,23 @@ local function hint_for(message)
   if message:find "attempt to compare .*userdata" then
     return "; tensors and values of a model are compared by operators: op.where(op.greater(x, y), x, y)"
   end
+  if message:find "attempt to perform arithmetic on .*userdata" then
+    return "; tensors and values of a model have + - * / and ^ with a number; op has others, such as op.clamp"
+  end
+  if message:find "attempt to concatenate .*userdata" then return "; tostring(x) is the text of a tensor" end
+  if message:find "attempt to get length of .*userdata" then return "; x.shape[1] is the number of rows of x" end
+  if message:find "number expected, got userdata" then
+    return "; functions of `math` take numbers, and op.maximum, op.sqrt and others tensors and values of a model"
+  end
   local name = message:match "attempt to call %a+ '(%a+)' %(a %a+ value%)"
   return fields[name] and ("; a tensor's %s is a field: x.%s, without parentheses"):format(name, name) or ""
 end
 
 --- Text of an error of Lua, with what may have been meant, once.
 function errors.hinted(message)
+  -- `return math.max(x, 0)` leaves the function before it calls: Lua names who called that.
+  message = message:gsub("^[^:]*het[%./]nn[%./]layer[^:]*:%d+: (bad argument #%d+) to 'forward'",
+    "what `forward` of a layer returns: %1")
   local hint = hint_for(message)
   return message:sub(-#hint) == hint and message or message .. hint
 end

@@ -212,35 +212,30 @@ mesh.explain = define.document({
   return native.explain(x)
 end)
 
-mesh.gradient = define.document({
-  name = "gradient", signature = "het.gradient(f, x, ...)",
-  example = "local dx, dw, y = het.gradient(function(x, w) return op.mean(op.linear(x, w)) end, x, w)",
-  sentence = "The gradients of f(x, ...), a single number, with respect to each argument, and then the number. f is "
-    .. "called once, on values of a graph: it may not look at their numbers. Other tensors that it uses are constants. "
-    .. "Gradients lie as the arguments do; one that has none, such as of token ids, is nil.",
-}, function(f, ...)
-  if type(f) ~= "function" then errors.usage("het.gradient: a function comes first; it was given %s", text.value(f)) end
+-- The gradients of f(...), and f(...); `name` of the function that a recipe called.
+local function gradients(name, f, ...)
+  if type(f) ~= "function" then errors.usage("%s: a function comes first; it was given %s", name, text.value(f)) end
   local count, given = select("#", ...), { ... }
-  if count == 0 then errors.usage("het.gradient: the tensors to differentiate by follow the function") end
+  if count == 0 then errors.usage("%s: the tensors to differentiate by follow the function", name) end
   local graph, values = native.graph(), {}
   graph:capture()
   for i = 1, count do
     local ok, dtype, shape = pcall(function() return given[i].dtype, given[i].shape end)
     if not ok or type(dtype) ~= "string" then
-      errors.usage("het.gradient: argument %d of the function is %s; a tensor is needed", i, text.value(given[i]))
+      errors.usage("%s: argument %d of the function is %s; a tensor is needed", name, i, text.value(given[i]))
     end
     values[i] = graph:input("argument " .. i, dtype, shape)
   end
   local records, y = custom.recorded(f, unpack(values, 1, count))
   if type(y) ~= "userdata" or getmetatable(y) ~= "value" then
-    errors.usage("het.gradient: the function returned %s; it returns a single number, made of its arguments",
+    errors.usage("%s: the function returned %s; it returns a single number, made of its arguments", name,
       type(y) == "userdata" and "a tensor" or text.value(y))
   end
   local elements, sizes = 1, y.shape
   for _, size in ipairs(sizes) do elements = elements * size end
   if elements ~= 1 then
-    errors.usage("het.gradient: the function returned %s; a gradient is of a single number, such as op.sum or op.mean "
-      .. "of it", y.dtype .. text.shape(sizes))
+    errors.usage("%s: the function returned %s; a gradient is of a single number, such as op.sum or op.mean of it",
+      name, y.dtype .. text.shape(sizes))
   end
   if #sizes > 0 then y = require("het.op").reshape(y, { shape = {} }) end
   local found = graph:gradients(y, values, records)
@@ -253,7 +248,15 @@ mesh.gradient = define.document({
   for w = 2, #made do results[like[w]] = made[w] end
   results[count + 1] = made[1]
   return unpack(results, 1, count + 1)
-end)
+end
+
+mesh.gradient = define.document({
+  name = "gradient", signature = "het.gradient(f, x, ...)",
+  example = "local dx, dw, y = het.gradient(function(x, w) return op.mean(op.linear(x, w)) end, x, w)",
+  sentence = "The gradients of f(x, ...), a single number, with respect to each argument, and then the number. f is "
+    .. "called once, on values of a graph: it may not look at their numbers. Other tensors that it uses are constants. "
+    .. "Gradients lie as the arguments do; one that has none, such as of token ids, is nil.",
+}, function(f, ...) return gradients("het.gradient", f, ...) end)
 
 mesh.grad = define.document({
   name = "grad", signature = "het.grad(f)",
@@ -264,7 +267,7 @@ mesh.grad = define.document({
   if type(f) ~= "function" then errors.usage("het.grad: a function is needed; it was given %s", text.value(f)) end
   return function(...)
     local count = select("#", ...)
-    return unpack({ mesh.gradient(f, ...) }, 1, count)
+    return unpack({ gradients("het.grad", f, ...) }, 1, count)
   end
 end)
 

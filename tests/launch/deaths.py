@@ -115,6 +115,10 @@ class Interrupts(Case):
             steps = int(re.search('stopped and saved after step ([0-9]+)', err)[1])
             self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread', f'--save={folder}', f'--steps={steps + 1}')
 
+    def test_a_run_that_saves_nothing_says_so(self):
+        _, err = self.hetrun('lopsided.lua', '--steps=1000000', '--limit-time=2s', code=130)
+        self.assertRegex(err, r'(?m)^stopped after step \d+; nothing saved \(set `save`\)$')
+
     def test_ranks_that_do_not_train_yet_end_at_once(self):
         process = self.start('lopsided.lua', WORLD_SIZE='2', RANK='0', LOCAL_RANK='0', **self.at_rank_0())
         time.sleep(1)   # it waits for rank 1
@@ -190,6 +194,17 @@ class Deaths(Case):
         phases = self.trials(int(os.environ.get('HETRUN_KILL_TRIALS', '6')), [], die)
         print(f'kills by phase: {json.dumps(phases, sort_keys=True)}')
         print(f'from the kill to the end of all, at most: {slowest:.3f} s')
+
+    def test_the_last_save_is_named(self):
+        for victim in (0, RANKS - 1):
+            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--save=saved{victim}')
+            children = self.wait_for_ranks(process, RANKS)
+            self.until((self.folder / f'saved{victim}' / 'training.snapshot').exists, 'nothing was saved')
+            os.kill(children[victim], signal.SIGKILL)
+            _, err = process.communicate(timeout=120)
+            self.assertEqual(process.returncode, 75, err)
+            self.assertRegex(err, rf'(?m)saved{victim} holds a model of \d+ steps: --resume goes on with it$')
+            self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread', f'--save=saved{victim}', '--resume', '--steps=1')
 
     def test_a_stopped_rank_ends_all_within_the_timeout(self):
         def die(process, pid, _):

@@ -27,6 +27,9 @@ class Mistakes(Case):
             _, err = process.communicate(timeout=60)
             self.assertEqual(process.returncode, 2, err)
             self.assertIn(sentence, err)
+        _, err = self.hetrun('--rendezvous=etcd://127.0.0.1:2379', 'lopsided.lua', '--spread', code=2)
+        self.assertIn('--rendezvous=etcd://127.0.0.1:2379 is where ranks meet; set RANK (from 0) and WORLD_SIZE for each process',
+                      err)
 
     def test_ranks_that_run_different_recipes(self):
         where = self.at_rank_0()
@@ -36,7 +39,11 @@ class Mistakes(Case):
             _, err = rank.communicate(timeout=120)
             self.assertEqual(rank.returncode, 2, err)
             self.assertIn('recipe', err)
-            self.assertRegex(err, rf'rank [01] on {re.escape(socket.gethostname())} has the recipe')
+            own, other = (rf'rank {rank} on {re.escape(socket.gethostname())}' for rank in ('([01])', '([01])'))
+            found = re.search(rf'{own} has the recipe with --steps = (\d+), but {other}, which came first, has the recipe with '
+                              r'--steps = (\d+); all members need the same recipe', err)
+            self.assertTrue(found, err)
+            self.assertEqual({found[1]: found[2], found[3]: found[4]}, {'0': '10', '1': '11'})
 
     def test_a_rank_0_that_is_not_there(self):
         where = self.at_rank_0()

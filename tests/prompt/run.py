@@ -109,6 +109,14 @@ class Prompt(Case):
 
     def test_what_looks_like_another_library_is_explained(self):
         self.says('#x', 'a tensor has no one length: x.shape[1] is the rows of f32[2, 3], x:numel() its elements')
+        arithmetic = ("attempt to perform arithmetic on global 'x' (a userdata value); tensors and values of a model have "
+                      '+ - * / and ^ with a number; op has others, such as op.clamp')
+        self.says('x % 2', arithmetic)
+        self.says('x ^ x', 'x ^ y takes a number as y; of values above 0 op.exp(op.log(x) * y) is x to the power of y')
+        self.says('2 ^ x', 'a number to the power of x is op.exp(x * math.log(number))')
+        self.says('x .. "a"', "attempt to concatenate global 'x' (a userdata value); tostring(x) is the text of a tensor")
+        self.says('het.grad(function(y) return y ^ 2 end)(x)', 'het.grad: the function returned f32[2, 3]; a gradient is of a '
+                  'single number, such as op.sum or op.mean of it')
         self.says('x:shape()', "attempt to call method 'shape' (a table value); a tensor's shape is a field: x.shape, "
                   'without parentheses')
         self.says('x.dtype()', "attempt to call field 'dtype' (a string value); a tensor's dtype is a field: x.dtype, "
@@ -351,12 +359,15 @@ tell(het.op.softmax(x, { dim = 1 }))
 tell(het.nn.relu()(x))
 tell(het.nn.layer_norm(2)(x))
 tell(x * 2 + 1)
+tell(x ^ 3)
+tell(het.grad(function(y) return het.op.sum(y ^ 3) end)(x))
 '''
         rows = [[float(word) for word in line.split()] for line in self.hetrun('--trust', lines=lines)[0].splitlines()]
         x = [[1, -2], [3, 0.5]]
         wanted = [[1 / (1 + math.exp(b - a)), 1 / (1 + math.exp(a - b))] for a, b in x]
         wanted += [[max(value, 0) for value in row] for row in x] + [[1, -1], [1, -1]]
         wanted += [[value * 2 + 1 for value in row] for row in x]
+        wanted += [[value ** 3 for value in row] for row in x] + [[3 * value ** 2 for value in row] for row in x]
         self.assertEqual(len(rows), len(wanted))
         for row, want in zip(rows, wanted):
             for a, b in zip(row, want):

@@ -94,8 +94,8 @@ function tokenizer.contents(vocabulary, config)
 end
 
 --- The token ids that end a text, as a set: those of generation_config.json, else of a config.json that others wrote
--- (before 2026-11-29 ours named an id also where none ends a text). Tokens of other vocabularies than tokenizer.json's, such as single
--- characters, end none.
+-- (earlier versions of hetrun named an id also where none ends a text). Tokens of other vocabularies than
+-- tokenizer.json's, such as single characters, end none.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
 function tokenizer.ends(vocabulary, config)

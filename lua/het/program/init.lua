@@ -1,5 +1,6 @@
 --- What the `hetrun` program does with its words: the policy half of main.cpp and prompt.cpp.
 local native = require "het.native"
+local errors = require "het.errors"
 local sandbox = require "het.sandbox"
 
 local program = {}
@@ -156,5 +157,15 @@ function program.attach(...) return require("het.program.control").attach(...) e
 function program.solve(...) return require("het.solve.command").run(...) end
 --- `hetrun docs FOLDER`.
 function program.docs(folder) return require("het.program.docs").write(folder) end
+
+-- Errors of Lua say what may have been meant, whoever called the function of the recipe that raised them.
+local function hinted(problem) return type(problem) == "string" and errors.hinted(problem) or problem end
+for name, command in pairs(program) do
+  program[name] = function(...)
+    local results = { xpcall(command, hinted, ...) }
+    if not results[1] then error(results[2], 0) end
+    return unpack(results, 2, table.maxn(results))
+  end
+end
 
 return program

@@ -159,6 +159,7 @@ function graphs.training(spec)
       list[#list + 1] = gradient
     end
   end
+  if #list == 0 then errors.usage("the loss depends on no parameter that is trained") end
   local norm, coefficient = native.op("global_norm", list, { max_norm = spec.optimizer.arguments.clip })
   local inputs = {
     lr = graph:input("lr", "f32", {}, true), step = b:step(), coefficient = coefficient, precision = spec.precision,

@@ -364,7 +364,7 @@ function loop.start(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end
-    if self.member and select(2, errors.describe(problem)) ~= "ended" then saving.say_kept(self) end
+    if self.cluster and select(2, errors.describe(problem)) ~= "ended" then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
