@@ -1,21 +1,22 @@
 --- Faults that tests of recovery inject: HETRUN_FAULT="rank=2 step=3 at=0.4" kills the process that was started as
 -- rank 2 before the instruction 0.4 of the way through step 3; "rank=0 phase=save" kills rank 0 when it begins to
 -- save; "rank=1 step=20 hold=FILE" holds rank 1 before step 20 until there is that file, "rank=0 phase=plan
--- hold=FILE" keeps the planner of rank 0 at work until then, "phase=measure" its measurements. Several are separated
--- by commas. A process that is started again has none.
+-- hold=FILE" keeps the planner of rank 0 at work until then, "phase=measure" its measurements; "rank=0 rest=0.75" lets
+-- rank 0 rest for so many seconds in each step, as a host does beside a device that computes. Several are separated by
+-- commas. A process that is started again has none.
 local native = require "het.native"
 local errors = require "het.errors"
 
 local fault = {}
 
-local fields = { rank = tonumber, step = tonumber, at = tonumber, phase = tostring, hold = tostring }
+local fields = { rank = tonumber, step = tonumber, at = tonumber, phase = tostring, hold = tostring, rest = tonumber }
 
 local function parse(text)
   local found = {}
   for word in text:gmatch "%S+" do
     local name, value = word:match "^(%a+)=(.+)$"
     found[name or ""] = fields[name or ""] and fields[name](value) or errors.usage('HETRUN_FAULT = "%s": %s is no '
-      .. "field; there are rank, step, at (0 to 1), phase and hold", text, word)
+      .. "field; there are rank, step, at (0 to 1), phase, hold and rest", text, word)
   end
   return found
 end
@@ -38,6 +39,8 @@ function fault.in_step(executor, step)
       native.wait_for_file(found.hold)
     elseif found.step == step then
       executor:kill_at(found.at or 0)
+    elseif found.rest then
+      native.sleep(found.rest)
     end
   end
 end

@@ -29,13 +29,18 @@ INTERVALS = 2   # of snapshots as often as pays, that are measured
 MODES = {'without': ['--memory=false'], 'each': ['--memory_every=1'], 'as pays': ['--memory_every=0']}
 
 
+def resting(seconds):
+    """The variables of ranks that rest in each step."""
+    return {'HETRUN_FAULT': ', '.join(f'rank={rank} rest={seconds}' for rank in (0, 1))} if seconds else {}
+
+
 def run_steps(hetrun, network, mode, folder, rest):
     """Seconds of each step, the metrics of the last one, and the share of the time in which the training waited."""
-    cluster = Cluster(hetrun, network, folder)
+    cluster = Cluster(hetrun, network, folder, resting(rest))
     try:
         batch = BATCH // 4 if rest else BATCH
         cluster.begin([0, 1], [f'--batch={batch}', f'--microbatch={batch}', f'--layers={LAYERS}', f'--width={WIDTH}',
-                               f'--rest={rest}', *MODES[mode]])
+                               *MODES[mode]])
         times, record, steps, stalls = [], None, STEPS, []
         while len(times) < steps + WARMUP:
             before = record and record['seconds']   # since the run began

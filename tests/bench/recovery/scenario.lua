@@ -14,10 +14,7 @@ local opt = het.options {
   batch     = { 12, "samples of a step", min = 1 },
   microbatch = { 2, "samples of a micro-batch of the plans", min = 1 },
   steps     = { 100000, "optimizer steps", min = 1 },
-  rest      = { 0, "seconds of a step in which the host rests, as beside a device", fraction = true, min = 0 },
 }
-local ffi = require "ffi"
-ffi.cdef "int usleep(unsigned int microseconds);"
 local corpus = data.text { path = "text.txt", tokenizer = "char" }
 
 -- One pipeline over stages, each a list of devices, with as many layers in each as is even.
@@ -50,7 +47,6 @@ return het.train {
   snapshot = { memory = opt.memory, memory_every = opt.memory_every > 0 and opt.memory_every or nil,
     every = opt.every, keep = 2, folder = opt.snapshots ~= "" and opt.snapshots or nil,
     store = opt.store ~= "" and opt.store or nil },
-  on_step = opt.rest > 0 and function() ffi.C.usleep(opt.rest * 1e6) end or nil,
   on_change = function(_, change)
     if change.kind == "waiting" then return true end
     local devices = { unpack(change.devices) }

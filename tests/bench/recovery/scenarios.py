@@ -28,10 +28,11 @@ def write_text(folder):
 
 
 class Cluster:
-    """A run on machines of its own. `folder`: what outlives its processes: metrics, logs, the store's objects."""
+    """A run on separate machines. `folder`: what outlives its processes: metrics, logs, the store's objects; `variables` of the
+    environment of its ranks."""
 
-    def __init__(self, hetrun, network, folder):
-        self.hetrun, self.network, self.folder = hetrun, network, folder
+    def __init__(self, hetrun, network, folder, variables=None):
+        self.hetrun, self.network, self.folder, self.variables = hetrun, network, folder, variables or {}
         self.bucket = folder / 'bucket'
         self.bucket.mkdir()
         self.server = subprocess.Popen(network.inside(network.cloud, [
@@ -54,7 +55,7 @@ class Cluster:
         work = self.folder / f'machine-{machine}-{self.attempt}'
         work.mkdir(exist_ok=True)
         write_text(work)
-        environment = {**os.environ, 'HETRUN_SECRET': self.secret, 'HETRUN_HOST': f'machine-{machine}',
+        environment = {**os.environ, **self.variables, 'HETRUN_SECRET': self.secret, 'HETRUN_HOST': f'machine-{machine}',
                        'HETRUN_METADATA': 'none', 'AWS_ENDPOINT_URL': f'http://{self.network.store_address}:9000',
                        'AWS_ACCESS_KEY_ID': 'key', 'AWS_SECRET_ACCESS_KEY': 'secret', 'AWS_REGION': 'us-east-1'}
         log = open(self.folder / f'log-{machine}-{self.attempt}', 'w')
