@@ -16,15 +16,49 @@
 namespace het::lua {
 namespace {
 
+// A name and what it is, in two columns of lines that fit a terminal.
+std::string in_columns(std::string name, std::string_view sentence, size_t column) {
+  constexpr size_t kWidth = 100;
+  std::string text = "  " + std::move(name);
+  text += text.size() + 2 > column ? "\n" + std::string(column, ' ') : std::string(column - text.size(), ' ');
+  size_t at = column;
+  while (!sentence.empty()) {
+    const std::string_view word = sentence.substr(0, sentence.find(' '));
+    if (at > column && at + 1 + word.size() > kWidth) {
+      text += "\n" + std::string(column, ' ');
+      at = column;
+    } else if (at > column) {
+      text += ' ';
+      ++at;
+    }
+    text += word;
+    at += word.size();
+    sentence.remove_prefix(std::min(sentence.size(), word.size() + 1));
+  }
+  return text + '\n';
+}
+
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: hetrun [OPTIONS] recipe.lua [--name=value ...], or one of the commands below\n";
+  }
+  std::string make_option(const CLI::Option* option, bool) const override {
+    const std::string& value = option->get_type_name();
+    return in_columns(make_option_name(option, false) + (value.empty() ? "" : " " + value),
+                      option->get_description(), 26);
+  }
+};
+
 std::string footer() {
-  std::string text =
-      "Commands:\n  hetrun recipe.lua [--name=value ...]  run a recipe; `hetrun recipe.lua --help` shows its "
-      "options\n"
-      "  hetrun                                the interactive prompt\n";
+  constexpr size_t kColumn = 42;
+  std::string text = "Commands:\n" +
+                     in_columns("hetrun recipe.lua [--name=value ...]",
+                                "run a recipe; `hetrun recipe.lua --help` shows its options", kColumn) +
+                     in_columns("hetrun", "the interactive prompt", kColumn);
   for (const Subcommand& sub : subcommands())
-    text += fmt::format("  {:<37} {}\n",
-                        fmt::format("hetrun {}{}{}", sub.name, *sub.arguments ? " " : "", sub.arguments),
-                        sub.sentence);
+    text += in_columns(fmt::format("hetrun {}{}{}", sub.name, *sub.arguments ? " " : "", sub.arguments),
+                       sub.sentence, kColumn);
   return text +
          "\nExit codes: 0 done, 2 a mistake in the recipe, an option or a file, 70 a bug in hetrun, 71 the "
          "machine\n"
@@ -260,20 +294,27 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
   app.add_flag("--json", settings.json, "make the last line one JSON object");
   app.add_flag("--trust", settings.trust, "let the recipe use all of Lua (files, programs, machine code)");
   app.add_option("--allow-read", settings.allow_read, "a file or folder that the recipe may read")
+      ->type_name("PATH")
       ->allow_extra_args(false);
   app.add_option("--allow-write", settings.allow_write, "a file or folder that the recipe may write")
+      ->type_name("PATH")
       ->allow_extra_args(false);
   app.add_option("--limit-memory", settings.limit_memory,
                  "memory of the process, such as 8GiB (default: what is available; with --trust, at the "
-                 "prompt and on a GPU none)");
-  app.add_option("--metrics", settings.metrics, "write one JSON object per report to this file");
-  app.add_option("--trace", settings.trace, "write a Chrome trace of one step over all ranks to this file");
-  app.add_option("--threads", texts.threads, "CPU threads (default: every core)");
-  app.add_option("--workers", texts.workers, "run so many ranks on this machine, each a process");
+                 "prompt and on a GPU none)")
+      ->type_name("SIZE");
+  app.add_option("--metrics", settings.metrics, "write one JSON object per report to this file")
+      ->type_name("FILE");
+  app.add_option("--trace", settings.trace, "write a Chrome trace of one step over all ranks to this file")
+      ->type_name("FILE");
+  app.add_option("--threads", texts.threads, "CPU threads (default: every core)")->type_name("N");
+  app.add_option("--workers", texts.workers, "run so many ranks on this machine, each a process")
+      ->type_name("N");
   app.add_option(
-      "--elastic", texts.elastic,
-      "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
-      "those that are started");
+         "--elastic", texts.elastic,
+         "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
+         "those that are started")
+      ->type_name("MIN[:MAX]");
   app.add_flag("--respawn", settings.respawn, "with --elastic: start a rank again that was lost");
   app.add_option(
          "--chaos", settings.chaos,
@@ -282,34 +323,44 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
       ->type_name("SEED");
   app.add_option("--listen", settings.listen,
                  "with --elastic: address and port of this machine where ranks of others may join, such as "
-                 "10.0.0.7:7777");
+                 "10.0.0.7:7777")
+      ->type_name("HOST:PORT");
   app.add_option("--join", settings.join,
-                 "join the run that listens there, with --workers ranks of this machine (1)");
+                 "join the run that listens there, with --workers ranks of this machine (1)")
+      ->type_name("HOST:PORT");
   app.add_option(
-      "--device", settings.device,
-      "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu); of several ranks "
-      "of a machine in turn: cuda,cpu,cpu");
-  app.add_option(
-      "--rendezvous", settings.rendezvous,
-      "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)");
+         "--device", settings.device,
+         "where to run: cpu, cuda (cuda:1 for the second GPU) or reference (default: cpu); of several ranks "
+         "of a machine in turn: cuda,cpu,cpu")
+      ->type_name("DEVICE");
+  app.add_option("--rendezvous", settings.rendezvous,
+                 "where ranks on several machines meet: etcd://host:2379 (default: MASTER_ADDR, MASTER_PORT)")
+      ->type_name("PLACE");
   app.add_option("--interface", settings.interface,
                  "interface or address for the traffic between ranks: eth1, 10.0.0.7 (default: the one "
-                 "towards the rendezvous)");
+                 "towards the rendezvous)")
+      ->type_name("NAME");
   app.add_option("--secret-file", settings.secret_file,
-                 "file with the run's shared secret (default: the variable HETRUN_SECRET)");
+                 "file with the run's shared secret (default: the variable HETRUN_SECRET)")
+      ->type_name("FILE");
   app.add_option("--timeout", settings.timeout,
-                 "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)");
-  app.add_option("--warn-after", settings.warn_after, "when to say who is waited for (default: 10s)");
+                 "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)")
+      ->type_name("TIME");
+  app.add_option("--warn-after", settings.warn_after, "when to say who is waited for (default: 10s)")
+      ->type_name("TIME");
   app.add_option("--zone", settings.zone,
                  "the zone of this machine: machines of one zone may be lost together, and no zone alone "
-                 "has all copies of the state (default: the variable HETRUN_ZONE)");
+                 "has all copies of the state (default: the variable HETRUN_ZONE)")
+      ->type_name("NAME");
   app.add_option("--price", texts.price,
                  "what this machine costs an hour, for what a run says of money (default: the variable "
-                 "HETRUN_PRICE)");
+                 "HETRUN_PRICE)")
+      ->type_name("PRICE");
   app.add_flag("--resume", settings.resume, "go on with the run that is saved where the recipe saves");
   app.add_flag("--overwrite", settings.overwrite, "replace the model that is saved where the recipe saves");
   app.add_option("--limit-time", settings.limit_time,
-                 "end as by Ctrl-C after this time: 90s, 10min (default: no limit)");
+                 "end as by Ctrl-C after this time: 90s, 10min (default: no limit)")
+      ->type_name("TIME");
   app.footer(footer());
 }
 
@@ -368,6 +419,7 @@ CommandLine parse_command_line(int argc, char** argv) {
   CommandLine line;
   OptionTexts texts;
   CLI::App app("hetrun trains large models from Lua recipes.", "hetrun");
+  app.formatter(std::make_shared<HelpFormatter>());
   add_options(app, line.settings, texts);
   try {
     app.parse(argc, argv);
