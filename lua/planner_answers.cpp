@@ -145,6 +145,7 @@ Json json_of(const planner::PlanReport& report) {
                                {"idle", Json::array_t(report.idle.begin(), report.idle.end())},
                                {"step_seconds", report.step_seconds},
                                {"tokens_per_second", report.tokens_per_second},
+                               {"unit", report.unit},
                                {"bubble", report.bubble},
                                {"slowest", report.slowest},
                                {"parts", parts_json(report.parts)},

@@ -200,6 +200,7 @@ PlanReport explain(const Request& request, const Planned& planned, bool with_hel
   PlanReport report;
   report.step_seconds = simulation.seconds;
   report.tokens_per_second = static_cast<double>(request.batch) * request.model.tokens / simulation.seconds;
+  if (request.model.tokens == 1) report.unit = "samples";
   report.bubble = simulation.bubble;
   report.exposed_seconds = simulation.exposed_seconds;
   report.update_seconds = simulation.update_seconds;
@@ -386,8 +387,8 @@ std::string to_text(const PlanReport& report) {
     i = last + 1;
   }
   if (!report.idle.empty()) text += fmt::format("not used: {}\n", fmt::join(report.idle, ", "));
-  text += fmt::format("step {}, {} tokens/s, bubble {:.1f} %, exposed communication {}, update {}\n",
-                      show_seconds(report.step_seconds), show_count(report.tokens_per_second),
+  text += fmt::format("step {}, {} {}/s, bubble {:.1f} %, exposed communication {}, update {}\n",
+                      show_seconds(report.step_seconds), show_count(report.tokens_per_second), report.unit,
                       100 * report.bubble, show_seconds(report.exposed_seconds),
                       show_seconds(report.update_seconds));
   text += fmt::format("a step on {}, slowest in compute: {}\n", report.slowest, to_text(report.parts));
@@ -400,11 +401,11 @@ std::string to_text(const PlanReport& report) {
   text += fmt::format("no plan takes less than {}: this one is {:.1f} % above\n",
                       show_seconds(report.lower_bound_seconds), 100 * report.gap);
   if (report.price_per_hour > 0)
-    text += fmt::format("{:.2f} an hour, {:.2f} for a billion tokens\n", report.price_per_hour,
-                        report.price_per_billion_tokens);
+    text += fmt::format("{:.2f} an hour, {:.2f} for a billion {}\n", report.price_per_hour,
+                        report.price_per_billion_tokens, report.unit);
   if (report.preemptions_per_hour > 0)
-    text += fmt::format("{:.3g} preemptions an hour leave {} tokens/s, {:.1f} % of the time\n",
-                        report.preemptions_per_hour, show_count(report.goodput),
+    text += fmt::format("{:.3g} preemptions an hour leave {} {}/s, {:.1f} % of the time\n",
+                        report.preemptions_per_hour, show_count(report.goodput), report.unit,
                         100 * report.goodput / report.tokens_per_second);
   for (const SourceReport& source : report.sources)
     text += fmt::format(

@@ -54,6 +54,7 @@ struct PlanReport {
       binds;  // StepPart::name, and "memory": recompute or bubble that memory forces
   std::vector<WhatIf> helps;
   double step_seconds = 0, tokens_per_second = 0;
+  std::string unit = "tokens";  // "samples": a model whose samples are no texts
   double bubble = 0, exposed_seconds = 0, update_seconds = 0;
   double lower_bound_seconds = 0, gap = 0;  // gap: how much longer than the bound, as a share of it
   // Where stages divide layers differently (Simulation::pieces): most exchanges of a device for one layer,

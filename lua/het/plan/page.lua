@@ -275,13 +275,13 @@ local function figures(report)
     { native.show_seconds(report.exposed_seconds), "exposed communication" },
   }
   if report.bubble then   -- a simulation of layers
-    table.insert(list, 2, { text.count(report.tokens_per_second), "tokens a second" })
+    table.insert(list, 2, { text.count(report.tokens_per_second), report.unit .. " a second" })
     table.insert(list, 3, { ("%.1f %%"):format(100 * report.bubble), "bubble" })
     list[#list + 1] = { ("%.1f %%"):format(100 * report.gap), "above what no plan can beat" }
   end
   if (report.price_per_hour or 0) > 0 then
     list[#list + 1] = { ("%.2f"):format(report.price_per_hour), "an hour" }
-    list[#list + 1] = { ("%.2f"):format(report.price_per_billion_tokens), "for a billion tokens" }
+    list[#list + 1] = { ("%.2f"):format(report.price_per_billion_tokens), "for a billion " .. report.unit }
   end
   local parts = {}
   for _, each in ipairs(list) do
