@@ -1,6 +1,8 @@
 // Snapshots as Lua sees them: opened, read, verified, written.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 
 #include "core/io/file.h"
@@ -10,6 +12,7 @@
 #include "lua/snapshot_content.h"
 #include "snapshot/snapshot.h"
 #include "snapshot/store/store.h"
+#include "snapshot/upload.h"
 
 namespace het::lua {
 namespace {
@@ -20,25 +23,28 @@ Json::array_t shape_of(const TensorType& type) {
   return shape;
 }
 
+bool is_store(const Path& place) { return place.text.find("://") != std::string::npos; }
+
 // path or URL of a store, step or nil -> snapshot, {a sentence for every newer one that is not whole}
 int snapshot_open(lua_State* L) {
   std::vector<std::string> passed_over;
   const Path place = Convert<Path>::get(L, 1);
   const auto step = Convert<std::optional<int64_t>>::get(L, 2);
-  const bool is_store = place.text.find("://") != std::string::npos;
   auto snapshot = std::make_shared<const Snapshot>(
-      is_store ? open_snapshot(std::shared_ptr<ObjectStore>(open_store(place)), step, &passed_over)
-               : open_snapshot(place, step, &passed_over));
+      is_store(place) ? open_snapshot(std::shared_ptr<ObjectStore>(open_store(place)), step, &passed_over)
+                      : open_snapshot(place, step, &passed_over));
   Convert<SnapshotHandle>::push(L, std::move(snapshot));
   Convert<std::vector<std::string>>::push(L, passed_over);
   return 2;
 }
 
-// folder -> list of {step, generation, files = {paths}}, the newest first. Of a saved model's folder that of
-// the model.
+// folder or URL of a store -> list of {step, generation, files = {paths}}, the newest first. Of a saved
+// model's folder that of the model.
 int snapshot_list(lua_State* L) {
   Json::array_t list;
-  for (const ListedSnapshot& listed : list_place(Convert<Path>::get(L, 1))) {
+  const Path place = Convert<Path>::get(L, 1);
+  for (const ListedSnapshot& listed :
+       is_store(place) ? list_snapshots(*open_store(place)) : list_place(place)) {
     Json::array_t files;
     for (const std::string& file : listed.files) files.emplace_back(file);
     list.push_back(Json::object_t{{"step", listed.version.step},
@@ -156,16 +162,43 @@ std::function<void(std::byte*, int64_t, int64_t)> reader_of(Read read) {
   };
 }
 
-// Returns the path of the file in `folder`.
-std::string write_into(const Path& folder, const SnapshotManifest& manifest,
+// A folder for files that are on the way to a store.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string made = (std::filesystem::temp_directory_path() / "hetrun-XXXXXX").string();
+    if (mkdtemp(made.data()) == nullptr) fail_environment("cannot make a folder like '{}'", made);
+    path_ = Path(made);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_.text, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const Path& path() const { return path_; }
+
+ private:
+  Path path_;
+};
+
+// Writes a file of a snapshot into a folder or a store. Returns its path or URL.
+std::string write_into(const Path& place, const SnapshotManifest& manifest,
                        const std::vector<SnapshotPart>& parts) {
-  const Path path = snapshot_path(folder, manifest);
-  make_folder(folder);
+  if (!is_store(place)) {
+    const Path path = snapshot_path(place, manifest);
+    make_folder(place);
+    write_snapshot(path, manifest, parts);
+    return path.text;
+  }
+  const auto store = open_store(place);
+  const TemporaryFolder folder;
+  const Path path = snapshot_path(folder.path(), manifest);
   write_snapshot(path, manifest, parts);
-  return path.text;
+  return store->url_of(upload(*store, {path}).front().key);
 }
 
-// The same and `folder` -> the path of the file in the folder
+// The same and `folder`, which may be the URL of a store -> the path of the file in it
 int snapshot_write(lua_State* L) {
   const auto folder = field<Path>(L, 1, "folder");
   if (!folder) fail_usage("snapshot_write needs a 'folder'");
@@ -173,7 +206,7 @@ int snapshot_write(lua_State* L) {
   return Convert<std::string>::push(L, write_into(*folder, content.manifest, content.parts));
 }
 
-// Writes the files of the snapshot again, checked, under `folder`. Returns their paths.
+// Writes the files of the snapshot again, checked, into a folder or a store. Returns their paths.
 std::vector<std::string> snapshot_copy(SnapshotHandle& snapshot, Path folder) {
   std::vector<std::string> paths;
   for (const auto& file : snapshot->files()) {

@@ -35,9 +35,10 @@ std::optional<XmlElement> error_of(const WebReply& reply) {
   return root && root->name == "Error" ? std::move(root) : std::nullopt;
 }
 
-void replace_all(std::string& text, const std::string& what, const char* by) {
+void replace_all(std::string& text, const std::string& what, std::string_view by) {
   if (what.empty()) return;
-  for (size_t at = 0; (at = text.find(what, at)) != text.npos;) text.replace(at, what.size(), by);
+  for (size_t at = 0; (at = text.find(what, at)) != text.npos; at += by.size())
+    text.replace(at, what.size(), by);
 }
 
 }  // namespace

@@ -494,6 +494,33 @@ class Elastic(unittest.TestCase):
                                 capture_output=True, timeout=WAIT).stdout
         return [each['step'] for each in json.loads(listed)['snapshots'] if 'problem' not in each]
 
+    def test_a_cloud_that_takes_all_machines_leaves_a_snapshot(self):
+        for cloud, who in (('aws', 'AWS'), ('azure', 'Azure')):
+            with self.subTest(cloud=cloud):
+                self.steps = 1000000
+                notice = self.folder / f'{cloud}.notice'
+                service = subprocess.Popen([sys.executable, str(Path(__file__).parent / 'metadata_server.py'), f'--cloud={cloud}',
+                                            f'--notice-file={notice}'], stdout=subprocess.PIPE, text=True)
+                self.addCleanup(service.stdout.close)
+                self.addCleanup(service.wait)
+                self.addCleanup(service.kill)
+                process = self.start('--snapshots=kept', '--snapshot_every=1000', '--replicas=1', workers=3, elastic='2:3',
+                                     environment={'HETRUN_METADATA': service.stdout.readline().strip()})
+                self.until_step(process, 9)
+                notice.write_text('100')
+                _, err = self.ended(process, code=130)
+                self.assertRegex(err, rf'(?m)^stopping: {who} takes machines of this run away \(')
+                self.assertNotIn('nothing saved', err)
+                stopped = int(re.search(r'stopped after step (\d+); its snapshot is in kept: --resume goes on with it', err)[1])
+                self.assertEqual(self.whole_snapshots()[0], stopped)
+                if cloud == 'azure':
+                    self.assertIn('acknowledged', service.stdout.readline())
+                self.steps = stopped + 3
+                _, err = self.ended(self.start('--snapshots=kept', '--resume', workers=2, elastic='2:2'))
+                self.assertIn(f'restored the state after step {stopped}', err)
+                self.assertEqual(sorted(self.losses()[0]), [stopped + 1, stopped + 2, stopped + 3])
+                shutil.rmtree(self.folder / 'kept')
+
     def test_a_run_resumes_from_snapshots_on_disk_under_another_plan(self):
         right = self.undisturbed()
         folder = self.folder / 'kept'
@@ -505,6 +532,14 @@ class Elastic(unittest.TestCase):
         shutil.copytree(folder, self.folder / 'as it was')
         newest = self.whole_snapshots()[0]
         self.assertIn(newest, range(10, 20))
+        # A copy of a part of it is none.
+        shutil.copytree(folder, self.folder / 'part')
+        next((self.folder / 'part').glob(f'step-{newest}-*')).unlink()
+        done = subprocess.run([HETRUN, 'snapshot', 'copy', 'part', 'elsewhere', f'--step={newest}'], cwd=self.folder,
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, r'cannot be copied:\n  no file has \S+ \[')
+        self.assertFalse((self.folder / 'elsewhere').exists())
         refused = self.start('--snapshots=kept', workers=2, elastic='1:2')
         _, err = self.ended(refused, code=2)
         self.assertRegex(err, r'kept holds snapshots up to step 1\d; --resume goes on with them')

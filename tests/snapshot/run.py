@@ -124,6 +124,29 @@ class Commands(Case):
         self.assertEqual([path for path in (self.folder / 'again').rglob('*') if path.is_file()], [])
         self.assertFalse((self.folder / 'out/model.safetensors').exists())
 
+    def test_verify_refuses_a_newest_one_that_is_truncated(self):
+        for steps in (3, 12):
+            self.train(steps=steps)
+            self.hetrun('snapshot', 'import', 'saved', 'kept')
+        newest = next((self.folder / 'kept').glob('step-12-*'))
+        newest.write_bytes(newest.read_bytes()[:5000])
+        err = self.refused('snapshot', 'verify', 'kept')
+        self.assertIn('the snapshot of step 12 is not whole', err)
+        self.assertRegex(err, r'(?m)^snapshot of step 3.* is the newest whole one$')
+        self.hetrun('snapshot', 'verify', 'kept', '--step=3')
+
+    def test_a_store_is_written_and_read_as_a_folder_is(self):
+        self.train()
+        store = f'file://{self.folder}/store'
+        out, _ = self.hetrun('snapshot', 'import', 'saved', f'{store}/imported')
+        self.assertIn(f'{self.folder}/store/imported/step-3-generation-0-rank-0-of-1.snapshot: step 3, ', out)
+        out, _ = self.hetrun('snapshot', 'copy', f'{store}/imported', f'{store}/copied')
+        self.assertEqual(out, f'{self.folder}/store/copied/step-3-generation-0-rank-0-of-1.snapshot\n')
+        self.assertEqual(self.only_file('store/copied').read_bytes(), self.only_file('store/imported').read_bytes())
+        self.assertRegex(self.hetrun('snapshot', 'list', f'{store}/copied')[0], r'(?m)^3 +0 +1 .* whole$')
+        self.assertIn('whole, and all data matches', self.hetrun('snapshot', 'verify', f'{store}/copied')[0])
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir() if ':' in path.name), [])
+
     def test_bad_words_and_places_are_refused(self):
         for words, sentence in (
                 ((), 'hetrun snapshot needs one of list, show, verify, copy, import, export; hetrun snapshot --help explains'),
@@ -131,6 +154,7 @@ class Commands(Case):
                 (('show',), 'hetrun snapshot show takes 1 path: hetrun snapshot show PLACE'),
                 (('copy', 'kept'), 'hetrun snapshot copy takes 2 paths: hetrun snapshot copy PLACE FOLDER'),
                 (('show', 'kept'), "there is no file or folder 'kept'"),
+                (('show', 'kept', '--stp=20'), 'hetrun snapshot: there is no option --stp; there are --step, --json'),
                 (('show', 'text.txt'), "'text.txt' is not a snapshot"),
                 (('list', '.'), "'.' holds no snapshot"),
                 (('import', 'kept', 'to'), "there is no folder 'kept'")):

@@ -18,9 +18,16 @@ local wanted_step   -- of the command line
 
 local function open(place) return snapshot.open(place, wanted_step) end
 
+-- A sentence for each part that no file has.
+local function lacking(opened)
+  local sentences = {}
+  for i, need in ipairs(opened:missing()) do sentences[i] = ("no file has %s %s"):format(need.name, need.slice) end
+  return sentences
+end
+
 local verbs = {}
 
-verbs.list = { words = "FOLDER", sentence = "the snapshots in a folder, the newest first", run = function(folder)
+verbs.list = { words = "FOLDER", sentence = "the snapshots in a folder or a store, the newest first", run = function(folder)
   local list = snapshot.list(folder)
   if #list == 0 then errors.usage("'%s' holds no snapshot", folder) end
   if native.settings.json then return { snapshots = list } end
@@ -80,27 +87,33 @@ verbs.show = { words = "PLACE", sentence = "what a snapshot holds, tensor by ten
   end
 end }
 
-verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and compare the checksums",
+verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and compare the checksums; of a folder also "
+  .. "of newer ones",
   run = function(place)
-    local opened = open(place)
-    local problems = opened:verify()
-    for _, need in ipairs(opened:missing()) do
-      problems[#problems + 1] = ("no file has %s %s"):format(need.name, need.slice)
+    local opened, problems = snapshot.open_newest(place, wanted_step)
+    if problems[1] then problems[#problems + 1] = ("%s is the newest whole one"):format(tostring(opened)) end
+    for _, sentences in ipairs { opened:verify(), lacking(opened) } do
+      for _, sentence in ipairs(sentences) do problems[#problems + 1] = sentence end
     end
     if #problems > 0 then errors.usage("%s", table.concat(problems, "\n")) end
     if native.settings.json then return { step = opened.step, bytes = opened.bytes, files = opened.files } end
     say("%s: whole, and all data matches its checksums", tostring(opened))
   end }
 
-verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, into a folder of snapshots",
+verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, into a folder of snapshots or a store",
   run = function(place, folder)
-    local paths = open(place).native:copy_to(folder)
+    local opened = open(place)
+    local problems = lacking(opened)
+    if problems[1] then
+      errors.usage("%s cannot be copied:\n  %s", tostring(opened), table.concat(problems, "\n  "))
+    end
+    local paths = opened.native:copy_to(folder)
     if native.settings.json then return { files = paths } end
     for _, path in ipairs(paths) do say("%s", path) end
   end }
 
 verbs.import = { words = "MODEL FOLDER",
-  sentence = "make a snapshot of a saved model, also of Hugging Face's, in a folder of snapshots",
+  sentence = "make a snapshot of a saved model, also of Hugging Face's, in a folder of snapshots or a store",
   run = function(model, folder)
     local tensors, about = files.stored(model)
     local step, cursor, seed = about.step or 0, about.cursor or 0, about.seed or 0
@@ -132,7 +145,7 @@ local order = { "list", "show", "verify", "copy", "import", "export" }
 
 local function help()
   local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, the folder of a saved run, or a folder "
-    .. "of snapshots: then the newest whole one counts.", "" }
+    .. "of snapshots or", "a store (s3://bucket/name, file:///folder): then the newest whole one counts.", "" }
   for _, name in ipairs(order) do
     lines[#lines + 1] = ("  %-22s %s"):format(name .. " " .. verbs[name].words, verbs[name].sentence)
   end
@@ -155,7 +168,10 @@ function command.run(word, ...)
   wanted_step = given.step and tonumber(given.step:match "^%d+$")
   if given.step and not wanted_step then errors.usage("--step=%s: a whole number is needed", given.step) end
   local _, wanted = verb.words:gsub("%S+", "")
-  if select("#", ...) ~= wanted or (native.arguments or {})[1] then
+  for _, option in ipairs(native.arguments or {}) do
+    errors.usage("hetrun snapshot: there is no option %s; there are --step, --json", option:match "^[^=]+")
+  end
+  if select("#", ...) ~= wanted then
     errors.usage("hetrun snapshot %s takes %s: hetrun snapshot %s %s", word, plural(wanted, "path"), word, verb.words)
   end
   local result = verb.run(...)

@@ -31,6 +31,12 @@ local function of_native(handle)
   return setmetatable(self, Snapshot)
 end
 
+--- The same as snapshot.open, for the library; and a sentence for every newer one that is not whole.
+function snapshot.open_newest(place, step)
+  local handle, passed_over = native.snapshot_open(place, step)
+  return of_native(handle), passed_over
+end
+
 snapshot.open = define.document({
   name = "snapshot.open",
   sentence = "A snapshot: what a file, or the files of one step in a folder or a store (s3://...), hold of a run's "
@@ -46,9 +52,9 @@ snapshot.open = define.document({
   elseif native.confined() then
     errors.usage("the recipe asks to read snapshots in %s; a recipe may read files here alone: --trust lets it", place)
   end
-  local handle, passed_over = native.snapshot_open(place, step)
+  local opened, passed_over = snapshot.open_newest(place, step)
   for _, sentence in ipairs(passed_over) do native.write("stderr", sentence .. "; an older one is opened\n") end
-  return of_native(handle)
+  return opened
 end)
 
 --- The tensors of the state, as a list.

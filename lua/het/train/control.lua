@@ -91,8 +91,8 @@ end
 --- A session has begun. All ranks call it.
 function control.follow(run)
   if not run.cluster or run.cluster:size() == 1 and not run.member then return end
-  run.since = run.since or os.time()
-  local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.since,
+  run.here_since = run.here_since or os.time()
+  local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.here_since,
     paused = run.paused or false, started = run.started_at }   -- a rank that joins does not know when
   local started, since = math.huge, math.huge
   run.roll = {}

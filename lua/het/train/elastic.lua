@@ -278,6 +278,12 @@ function elastic.admits(self, waits)
   return admitted
 end
 
+-- Why ranks have a notice.
+local function why_taken(notice)
+  if notice.source == "SIGTERM" or not notice.source then return "SIGTERM" end
+  return ("%s takes machines of this run away (%s)"):format(notice.source, notice.detail)
+end
+
 -- What the ranks that have a notice know of it.
 local function notice_of(self)
   local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice() })
@@ -312,7 +318,10 @@ function elastic.leaving(self, notices)
   self.notice_seen = notices.any and (self.notice_seen or native.clock()) or nil
   if not notices.any then return nil end
   self.leaves = notices.own
-  return policy.notice(self, notice_of(self))
+  local notice = notice_of(self)
+  local answer = policy.notice(self, notice)
+  self.ended_by = answer == "stop" and why_taken(notice) or nil
+  return answer
 end
 
 --- Some ranks leave the run after this step, which goes on without them: what only they have is written first, so that

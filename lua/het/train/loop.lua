@@ -255,16 +255,20 @@ end
 local function save_at_end(self, reporter)
   saving.go_on(self, true)
   saving.say_best(self, reporter)
-  if not self.arguments.save or self.step == begun(self) then
-    if self.interrupted then
-      reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))
-    end
-    return
+  if self.ended_by then reporter:say(("stopping: %s"):format(self.ended_by)) end
+  if self.arguments.save and self.step > begun(self) then
+    local folder, kept = saving.folder_of_end(self, self.interrupted)
+    if self.cluster then folder = self.cluster:all_gather(folder)[1] end
+    saving.now(self, folder)
+    saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
+  elseif self.interrupted and self.step > begun(self) and (self.arguments.snapshot or {}).folder then
+    local taken = snapshots.now(self)
+    reporter:say(("stopped after step %d; its snapshot is in %s: --resume goes on with it"):format(taken.step,
+      taken.place))
+  elseif self.interrupted then
+    reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))
   end
-  local folder, kept = saving.folder_of_end(self, self.interrupted)
-  if self.cluster then folder = self.cluster:all_gather(folder)[1] end
-  saving.now(self, folder)
-  saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
+  if self.leaves then pcall(self.notices.acknowledge, self.notices) end   -- the machine may be taken away now
 end
 
 -- The peak that the run's own use is a share of is measured again now and then.
