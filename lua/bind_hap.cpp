@@ -70,6 +70,7 @@ Json json_of(const Report& report) {
     return Json::object_t{{"name", other.name},
                           {"found", other.found},
                           {"step_seconds", other.simulated_seconds},
+                          {"fits", other.fits},
                           {"summed_seconds", other.summed_seconds},
                           {"lua", other.found ? to_lua(other.plan) : std::string()},
                           {"problem", other.problem}};

@@ -78,6 +78,7 @@ class Lister {
       return;
     }
     list_[known->second].count += instruction.count;
+    list_[known->second].bytes += instruction.bytes;
     list_[known->second].seconds += instruction.seconds;
   }
 
@@ -231,6 +232,7 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
       compared.plan = to_plan(request, other.program);
       ProgramsTime its = simulate_plan(*request.table, compared.plan, *request.group);
       compared.simulated_seconds = its.seconds;
+      compared.fits = its.fits();
       take(other, compared.plan, std::move(its), compared.name);
     }
     report.baselines.push_back(std::move(compared));
@@ -249,8 +251,8 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   const auto grid = best_grid(request, std::move(programs));
   if (grid) {
     const GridProgram& both = grid->program;
-    report.meshes.push_back(
-        {both.grid->name, true, seconds_of(both.within.cost), grid->time.seconds, both.plan, ""});
+    report.meshes.push_back({both.grid->name, true, seconds_of(both.within.cost), grid->time.seconds,
+                             grid->time.fits(), both.plan, ""});
     Synthesised sum = both.between;
     sum.cost = both.within.cost;
     sum.compute = both.within.compute;
@@ -350,9 +352,10 @@ std::string to_text(const Report& report) {
   others.insert(others.end(), report.meshes.begin(), report.meshes.end());
   if (!others.empty()) text += "others, simulated, and how many times as long they take:\n";
   for (const Compared& other : others)
-    text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times\n", other.name,
+    text += other.found ? fmt::format("  {:<30} {:>9}  {:.2f} times{}\n", other.name,
                                       show_seconds(other.simulated_seconds),
-                                      other.simulated_seconds / report.simulated_seconds)
+                                      other.simulated_seconds / report.simulated_seconds,
+                                      other.fits ? "" : "; it does not fit in memory")
                         : fmt::format("  {:<30} {}\n", other.name, other.problem);
   if (report.gains) {
     const auto over = [&](Ticks cost) {

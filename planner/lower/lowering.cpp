@@ -176,7 +176,14 @@ Operand Lowering::packed(const Node& node, const Operand& from, int microbatch) 
 
 void Lowering::emit(const Node& node, int microbatch) {
   for (const ValueId id : node.inputs) prepare(id, node, microbatch);
-  if (node.op->any_placement && !assignment_.groups.empty()) return emit_global_norm(node);
+  if (node.op->any_placement && !assignment_.groups.empty()) {
+    if (node.phase != Phase::update)
+      fail_usage(
+          "{} is of all gradients of an update, and a plan of several devices cannot run it elsewhere; the "
+          "norm of one value is op.sqrt(op.sum(op.square(x)))",
+          node.op->name);
+    return emit_global_norm(node);
+  }
   if (node.op->collective) return emit_collective(node, microbatch);
   if (node.op->view) return emit_view(node, microbatch);
   if (node.op->concatenates) return emit_concat(node, microbatch);

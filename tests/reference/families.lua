@@ -62,6 +62,7 @@ local plans = {
 
 return het.train {
   model = model, data = het.data.tokens { path = opt.tokens, holdout = 0 }, context = 16, batch = 4,
-  microbatch = 2, steps = opt.steps, seed = 5, optimizer = het.optim.adamw { lr = 1e-3, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 },
+  microbatch = 2, steps = opt.steps, seed = 5,
+  optimizer = het.optim.adamw { lr = 1e-3, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 },
   evaluate = { every = 0 }, plan = plans[opt.plan] and plans[opt.plan]() or nil,
 }

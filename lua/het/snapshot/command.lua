@@ -27,7 +27,9 @@ end
 
 local verbs = {}
 
-verbs.list = { words = "FOLDER", sentence = "the snapshots in a folder or a store, the newest first", run = function(folder)
+local in_list = "the snapshots in a folder or a store, the newest first"
+
+verbs.list = { words = "FOLDER", sentence = in_list, run = function(folder)
   local list = snapshot.list(folder)
   if #list == 0 then errors.usage("'%s' holds no snapshot", folder) end
   if native.settings.json then return { snapshots = list } end
