@@ -13,8 +13,9 @@ namespace {
 void check(const Inventory& inventory, const StatePart& need, int rank) {
   const auto known = inventory.tensors().find(need.name);
   if (known != inventory.tensors().end() && known->second.type != need.tensor.type)
-    fail_usage("rank {} needs '{}' as {}, the run's state has {}", rank, need.name,
-               to_string(need.tensor.type), to_string(known->second.type));
+    fail_usage(
+        "'{}' is {} in the state to go on from and {} in the recipe's model (rank {}): another model's state",
+        need.name, to_string(known->second.type), to_string(need.tensor.type), rank);
 }
 
 // Memory that each rank takes for moves of a tensor.

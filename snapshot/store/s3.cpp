@@ -471,7 +471,8 @@ std::unique_ptr<ObjectStore> open_s3_store(const std::string& url, const StoreAc
   if (bucket.size() < kLeast || bucket.size() > kMost || bucket.starts_with('.') ||
       bucket.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._") !=
           bucket.npos)
-    fail_usage("'{}' names no bucket; write s3://bucket or s3://bucket/prefix", visible(url));
+    fail_usage("'{}' names no bucket: s3://bucket or s3://bucket/prefix; a bucket has {} to {} characters",
+               visible(url), kLeast, kMost);
   if (!prefix.empty()) check_key(prefix);
   return std::make_unique<S3Store>(bucket, prefix, access);
 }

@@ -126,9 +126,15 @@ end
 -- A list of shares, of the field `field`.
 local function check_shares(where, field, shares, report)
   for i, share in ipairs(shares) do
-    if type(share) ~= "number" or share ~= math.floor(share) or share < 1 then
-      report(field, ("%s: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }"):format(where, i,
-        text.value(share)))
+    if type(share) ~= "number" or share ~= math.floor(share) or share < 1 or share > 2 ^ 53 then
+      report(field, ("%s: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }%s"):format(where, i,
+        text.value(share), share == 0 and "; leave out a device that has none" or ""))
+    end
+  end
+  for key in pairs(shares) do
+    if type(key) ~= "number" then
+      report(field, ("%s: %s is no share; shares are a list, in the order of the devices: { 3, 1 }"):format(where,
+        text.value(key)))
     end
   end
 end

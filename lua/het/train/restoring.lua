@@ -27,9 +27,8 @@ restoring.fields = {
 }
 
 local function checked(given)
-  if type(given) ~= "table" or given.from == nil then
-    errors.usage('run:restore takes named fields, as in run:restore { from = "runs/mine/snapshots" }')
-  end
+  local example = 'run:restore { from = "runs/mine/snapshots" }'
+  if type(given) ~= "table" then errors.usage("run:restore takes named fields, as in %s", example) end
   local known, names = {}, {}
   for i, field in ipairs(restoring.fields) do known[field[1]], names[i] = field, field[1] end
   for _, name in ipairs(text.keys(given)) do
@@ -40,6 +39,7 @@ local function checked(given)
     local problem = define.value_problem(field, value)
     if problem then errors.usage("run:restore: %s = %s%s", name, text.value(value), problem) end
   end
+  if given.from == nil then errors.usage("run:restore needs `from`, as in %s", example) end
   local only = type(given.only) == "string" and { given.only } or given.only
   for _, pattern in ipairs(only or {}) do
     if type(pattern) ~= "string" then

@@ -571,7 +571,7 @@ TEST_CASE("what no tier has is refused by name", "[planner][recovery]") {
           "step 3 (generation 1) lacks w [0:2, :]");
   }
   made.needs[1][0].tensor.type.dtype = DType::f64;
-  CHECK_THROWS_WITH(made.plan(), Catch::Contains("rank 1 needs 'w' as f64"));
+  CHECK_THROWS_WITH(made.plan(), Catch::Contains("in the recipe's model (rank 1): another model's state"));
 }
 
 TEST_CASE("flows beyond the size of linear programs are near the least time, and prove it",
