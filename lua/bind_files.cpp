@@ -38,6 +38,7 @@ void write_text(Path path, std::string text) { write_file(own(std::move(path)), 
 std::string staged(Path path) { return staged_path(path).text; }
 void commit(Path path) { commit_staged(path); }
 void drop(Path path) { drop_staged(path); }
+void remove_it(Path path) { path.opener().remove(path.text); }
 void append(Path path, std::string text) { append_file(own(std::move(path)), text); }
 void make(Path path) { make_folder(path); }
 
@@ -474,18 +475,32 @@ void add_files(lua_State* L) {
       L, {bind<&stream_read>("read"), bind<&stream_lines>("lines"), bind<&stream_write>("write"),
           bind<&stream_seek>("seek"), bind<&stream_flush>("flush"), bind<&stream_close>("close"),
           bind<&stream_to_string>("__tostring")});
-  set_functions(L, "native.", {bind<&read_text>("read_text"),       bind<&write_text>("write_text"),
-                               bind<&staged>("staged_path"),        bind<&commit>("commit_staged"),
-                               bind<&drop>("drop_staged"),          bind<&append>("append"),
-                               bind<&make>("make_folder"),          bind<&read_module>("read_module"),
-                               bind<&is_module>("is_module"),       bind<&try_folder>("try_folder"),
-                               bind<&path_kind>("path_kind"),       bind<&folder_names>("folder_names"),
-                               bind<&path_problem>("path_problem"), bind<&real_path>("resolve"),
-                               bind<&open_file>("open_file"),       bind<&confine_recipe>("confine"),
-                               bind<&is_confined>("confined"),      bind<&limit>("limit_memory"),
-                               bind<&cache_read>("cache_read"),     bind<&cache_write>("cache_write"),
-                               bind<&limit_prompt>("limit_prompt"), bind<&grant_option>("grant_option"),
-                               bind<&push_walls>("kernel_walls"),   bind<&walls>("walls")});
+  set_functions(L, "native.",
+                {bind<&read_text>("read_text"),
+                 bind<&write_text>("write_text"),
+                 bind<&staged>("staged_path"),
+                 bind<&commit>("commit_staged"),
+                 bind<&drop>("drop_staged"),
+                 bind<&remove_it>("remove_file"),
+                 bind<&append>("append"),
+                 bind<&make>("make_folder"),
+                 bind<&read_module>("read_module"),
+                 bind<&is_module>("is_module"),
+                 bind<&try_folder>("try_folder"),
+                 bind<&path_kind>("path_kind"),
+                 bind<&folder_names>("folder_names"),
+                 bind<&path_problem>("path_problem"),
+                 bind<&real_path>("resolve"),
+                 bind<&open_file>("open_file"),
+                 bind<&confine_recipe>("confine"),
+                 bind<&is_confined>("confined"),
+                 bind<&limit>("limit_memory"),
+                 bind<&cache_read>("cache_read"),
+                 bind<&cache_write>("cache_write"),
+                 bind<&limit_prompt>("limit_prompt"),
+                 bind<&grant_option>("grant_option"),
+                 bind<&push_walls>("kernel_walls"),
+                 bind<&walls>("walls")});
 }
 
 }  // namespace het::lua

@@ -166,8 +166,11 @@ std::function<void(std::byte*, int64_t, int64_t)> reader_of(Read read) {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string made = (std::filesystem::temp_directory_path() / "hetrun-XXXXXX").string();
-    if (mkdtemp(made.data()) == nullptr) fail_environment("cannot make a folder like '{}'", made);
+    std::error_code problem;
+    const auto parent = std::filesystem::temp_directory_path(problem);  // TMPDIR, else /tmp
+    std::string made = (parent / "hetrun-XXXXXX").string();
+    if (problem || mkdtemp(made.data()) == nullptr)
+      fail_environment("cannot make a folder like '{}' for files on their way to a store (TMPDIR)", made);
     path_ = Path(made);
   }
   ~TemporaryFolder() {

@@ -313,9 +313,8 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
       others += files.size() == 1 ? std::to_string(wrong[i]->number)
                                   : fmt::format("{}:{}", paths[wrong[i]->file].text, wrong[i]->number);
     }
-    if (wrong.size() > 1 + kMostNamed)
-      others += fmt::format(" and {} more{}", wrong.size() - 1 - kMostNamed,
-                            end < lines.size() ? fmt::format(" of the next {}", kMostChecked) : "");
+    if (wrong.size() > 1 + kMostNamed) others += fmt::format(" and {} more", wrong.size() - 1 - kMostNamed);
+    if (end < lines.size()) others += fmt::format(" of the next {}", kMostChecked);
     throw Error(error.kind(), fmt::format("{}; {}{} cannot be read either", error.sentence(),
                                           wrong.size() == 2 ? "line" : "lines", others));
   };

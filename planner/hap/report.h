@@ -17,7 +17,7 @@ struct Instruction {
   std::string rule;  // "x dim 0 -> y dim 0"; of an exchange "all_gather padded: dim 0 -> whole"
   Phase phase = Phase::forward;
   int count = 0;       // in a step, times micro-batches left out
-  double bytes = 0;    // of all in a step, on all devices together; 0: no exchange
+  double bytes = 0;    // of these, on all devices together; 0: no exchange
   double seconds = 0;  // of all in a step
   bool is_exchange = false;
   int axis = 0;  // of the mesh: 1 among the devices of a row

@@ -22,7 +22,7 @@ local skipped = {
   write = "prints", undisturbed = "only calls a function", run_trains = "changes what signals do",
   interrupted = "takes a signal", threads = "is called with small numbers alone: threads stay",
   write_text = "writes files", append = "writes files", json_write = "writes files", staged_path = "only names a file",
-  commit_staged = "renames files", drop_staged = "removes files", make_folder = "makes folders",
+  commit_staged = "renames files", drop_staged = "removes files", remove_file = "removes files", make_folder = "makes folders",
   try_folder = "makes files", save_files = "writes files; called with hostile lists alone",
   join = "waits for other processes", member = "waits for other processes", messages_between = "needs a cluster",
   address = "gives an address, which is used by no other function",

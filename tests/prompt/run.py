@@ -560,6 +560,11 @@ class CommandLine(Case):
         index = json.loads((self.folder / 'again' / 'model.safetensors.index.json').read_text())
         self.assertEqual(set(index['weight_map'].values()), set(parts))
         self.assertEqual(loss('again'), loss('bf16'))
+        self.hetrun('convert', 'again', 'one')   # of several files one
+        content = (self.folder / 'one' / 'model.safetensors').read_bytes()
+        header = json.loads(content[8:8 + int.from_bytes(content[:8], 'little')])
+        self.assertEqual(header['__metadata__'], {'format': 'pt'})
+        self.assertEqual(loss('one'), loss('bf16'))
         self.hetrun('convert', 'runs/own', 'own')   # as they are
         self.assertEqual((self.folder / 'own/config.json').read_bytes(), (self.folder / 'runs/own/config.json').read_bytes())
         own = ('--recipe=own.lua', '--context=5')
@@ -567,7 +572,7 @@ class CommandLine(Case):
 
         self.refused('convert runs/gpt bf16', 'bf16 holds a model of 20 steps; another folder keeps both')
         self.refused('convert runs/gpt --precision=int8 --shard=small --sort', 'hetrun convert:',
-                     '  there is no option --sort; there is --precision, --shard',
+                     '  there is no option --sort; there are --precision, --shard',
                      '  two folders are needed: hetrun convert FOLDER TO', '  --precision=int8 is not f32, bf16 or f16',
                      "  --shard: 'small' is not an amount of memory; write for example 2 GiB")
         self.refused('convert runs/none other', "there is no folder 'runs/none'")

@@ -95,6 +95,20 @@ class Scratch(unittest.TestCase):
         said = json.loads((self.folder / 'runs/x/generation_config.json').read_text())
         self.assertEqual(said, {'bos_token_id': made.token_to_id('<|begin|>'), 'eos_token_id': end})
 
+    def test_another_tokenizer_takes_the_place_of_all_files(self):
+        self.test_a_tokenizer_of_transformers()
+        saved = self.folder / 'runs/x'
+        self.assertTrue((saved / 'generation_config.json').exists())
+        for words in (('--save=runs/other', '--resume'), ('--save=runs/x', '--overwrite')):   # loaded; from scratch
+            ids = self.train('--tokenizer=char', *words)
+            folder = self.folder / words[0].partition('=')[2]
+            self.assertEqual({path.name for path in folder.iterdir()},
+                             {'training.snapshot', 'model.safetensors', 'vocabulary.json', 'tokenizer.json', 'tokenizer_config.json',
+                              'config.json'})
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            self.assertEqual(tokenizer(self.text, add_special_tokens=False)['input_ids'], ids)
+            self.assertIsNone(transformers.AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id)
+
 
 if __name__ == '__main__':
     unittest.main()

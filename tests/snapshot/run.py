@@ -80,6 +80,17 @@ class Commands(Case):
             self.assertFalse((self.folder / f'{model}.out/training.snapshot').exists())
             shutil.rmtree(self.folder / 'saved')
 
+    def test_the_tokens_that_end_a_text_are_exported_as_they_were(self):
+        self.train('llama')
+        config = json.loads((self.folder / 'saved' / 'config.json').read_text())
+        self.assertEqual((config['bos_token_id'], config['eos_token_id']), (None, None))   # of single characters
+        config.update(bos_token_id=1, eos_token_id=[2, 3], pad_token_id=4)
+        (self.folder / 'saved' / 'config.json').write_text(json.dumps(config))
+        self.hetrun('snapshot', 'import', 'saved', 'kept')
+        self.hetrun('snapshot', 'export', 'kept', 'out')
+        exported = json.loads((self.folder / 'out' / 'config.json').read_text())
+        self.assertEqual([exported[f'{which}_token_id'] for which in ('bos', 'eos', 'pad')], [1, [2, 3], 4])
+
     def test_show_has_every_tensor_and_where_the_run_was(self):
         self.train()
         self.hetrun('snapshot', 'import', 'saved', 'kept')

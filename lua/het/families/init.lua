@@ -226,7 +226,9 @@ function families.config(family, a)
   local s = families.settings(a, family)
   local config = { architectures = { family.architecture }, model_type = family.name, initializer_range = 0.02,
     torch_dtype = "float32" }
-  for key, value in pairs(family.extra or {}) do config[key] = value end
+  for key, value in pairs(family.extra or {}) do
+    config[key] = key:find "_token_id$" and native.null or value   -- not known: of the vocabulary that it is saved with
+  end
   for _, row in ipairs(family.config) do
     local value = row.is
     if row.written then value = row.written(s)
@@ -263,6 +265,16 @@ end
 function families.text_with_dtype(words, dtype)
   local replaced, count = words:gsub('("t?o?r?c?h?_?dtype"%s*:%s*)"[^"]*"', ('%%1"%s"'):format(dtype))
   return count > 0 and replaced or (words:gsub("^%s*{", ('{\n  "torch_dtype": "%s",'):format(dtype), 1))
+end
+
+--- The text of a config.json with the ids of other tokens.
+-- @tparam table ids `bos`, `eos`, `pad`; nil where there is none
+function families.text_with_ids(words, ids)
+  for _, which in ipairs { "bos", "eos", "pad" } do
+    local key, id = ('("%s_token_id"%%s*:%%s*)'):format(which), "%1" .. (ids[which] or "null")
+    words = words:gsub(key .. "%b[]", id):gsub(key .. "[%w%-]+", id)
+  end
+  return words
 end
 
 --- The text of a config.json that was found, for weights that are f32 now.

@@ -19,7 +19,8 @@ local function take(options, words, usage)
   local names = {}
   for i, option in ipairs(options) do names[i] = "--" .. option[1] end
   for _, word in ipairs(native.arguments or {}) do
-    problems[#problems + 1] = ("there is no option %s; there is %s"):format(word, table.concat(names, ", "))
+    problems[#problems + 1] = ("there is no option %s; there %s %s"):format(word, #names == 1 and "is" or "are",
+      table.concat(names, ", "))
   end
   if #words ~= 2 then problems[#problems + 1] = "two folders are needed: " .. usage end
   return given, problems
@@ -158,6 +159,7 @@ function convert.convert(...)
     errors.usage("%s holds adapters; hetrun merge %s MODEL writes the model with them", from, from)
   end
   local tensors, metadata, config = files.weights(from)
+  metadata.format = metadata.format or "pt"   -- which transformers looks for
   expect_free(to)
   if precision == "f16" then expect_in_f16(tensors) end
   native.make_folder(to)

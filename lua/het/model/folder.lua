@@ -184,24 +184,39 @@ function files.config(model)
   return rawget(model, "found_config") or families.config(family, model.arguments)
 end
 
--- What config.json of a folder said that a model, or the base of its adapters, was loaded from; nil where it was not.
-local function config_found(model)
+-- Whether a model that was loaded is saved with another vocabulary than it came with.
+local function is_other(model, vocabulary)
+  local own = rawget(model, "saved_vocabulary")
+  if type(vocabulary) ~= "table" or not vocabulary.kind or type(own) ~= "table" or own == vocabulary then
+    return false
+  end
+  if own.kind ~= vocabulary.kind then return true end
+  if own.kind == "huggingface" then return own.json ~= vocabulary.json end
+  return native.json_encode(own) ~= native.json_encode(vocabulary)
+end
+
+-- What config.json of a folder said that a model, or the base of its adapters, was loaded from; nil where it was not,
+-- or has another vocabulary now.
+local function config_found(model, vocabulary)
   local base = model and (rawget(model, "lora") and model.lora.base or model)
-  return base and rawget(base, "found_config") or nil
+  return base and not is_other(base, vocabulary) and rawget(base, "found_config") or nil
 end
 
 -- The text of config.json: what was loaded is saved with the configuration that it came with, another model with the
 -- tokens of its vocabulary that begin and end a text.
 local function config_text(model, vocabulary)
   local found = model and rawget(model, "found_text")
-  if found then return families.found_text(found, native.version()) end
+  if found then
+    if is_other(model, vocabulary) then found = families.text_with_ids(found, tokenizer.special_ids(vocabulary)) end
+    return families.found_text(found, native.version())
+  end
   local config = {}
   for key, value in pairs(files.config(model)) do config[key] = value end
   config.hetrun_version = native.version()
   local ids = tokenizer.special_ids(vocabulary)
   for _, which in ipairs { "bos", "eos", "pad" } do
     local name = which .. "_token_id"
-    if config[name] then config[name] = ids[which] or native.null end
+    if config[name] == native.null then config[name] = ids[which] or native.null end
   end
   if config.dtype then config.dtype = "float32" else config.torch_dtype = "float32" end
   return families.config_text(config)
@@ -255,6 +270,17 @@ local function training_of(model, state)
   return tensors
 end
 
+-- A save that removes, when it is whole, the files of a tokenizer that an earlier one left and this one has not.
+local function leaving_none(saving, folder, contents)
+  return { done = function() return saving:done() end, wait = function()
+    saving:wait()
+    for _, name in ipairs(tokenizer.files) do
+      local path = folder .. "/" .. name
+      if not contents[name] and native.path_kind(path) == "file" then native.remove_file(path) end
+    end
+  end }
+end
+
 --- Begin to save a run, so that it can go on, and its model, so that `het.load` and transformers read it. The last save
 -- stays until all files of the new one are whole and on the disk: whenever it is cut off, one of the two is there.
 -- @string folder made when it is not there
@@ -273,7 +299,8 @@ function files.begin_save(folder, model, state, weights, training, vocabulary)
   training.tensors = training_of(model, state)
   contents[parts[1]] = { snapshot = training }
   contents["vocabulary.json"] = vocabulary and { json = vocabulary }
-  for name, content in pairs(tokenizer.contents(vocabulary, config_found(model))) do contents[name] = content end
+  local found = config_found(model, vocabulary)
+  for name, content in pairs(tokenizer.contents(vocabulary, found)) do contents[name] = content end
   local set = {}
   for _, part in ipairs(parts) do
     if contents[part] then
@@ -281,7 +308,7 @@ function files.begin_save(folder, model, state, weights, training, vocabulary)
       set[#set + 1] = contents[part]
     end
   end
-  return native.save_files(set)
+  return leaving_none(native.save_files(set), folder, contents)
 end
 
 -- The weights of a saved model without adapters as initial values of those of `model`, whose adapters stay as they are.
@@ -361,7 +388,7 @@ function files.save_merged(folder, model, state, vocabulary)
   local merged = adapter.merged(model, weights)
   vocabulary = vocabulary or rawget(model, "saved_vocabulary")
   local tensors, config = model_of(families.of(base) and base or nil, merged, vocabulary)
-  write_model(folder, tensors, config, vocabulary, config_found(base))
+  write_model(folder, tensors, config, vocabulary, config_found(base, vocabulary))
 end
 
 --- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
@@ -423,7 +450,7 @@ function files.export(folder, about, state)
   local model = family and families.make(family, about.config, folder)
   if model then rawset(model, "found_config", about.config) end
   local tensors, config = model_of(model, state, about.vocabulary)
-  write_model(folder, tensors, config, about.vocabulary, nil, about.step)
+  write_model(folder, tensors, config, about.vocabulary, about.config, about.step)
 end
 
 -- Files of weights that are not read, and what to do about them.
@@ -455,7 +482,7 @@ end
 --- The texts that a folder has beside its weights and config.json, by name.
 function files.beside_weights(folder)
   local contents = {}
-  for _, name in ipairs { "vocabulary.json", unpack(tokenizer.files) } do
+  for _, name in ipairs { "vocabulary.json", "vocab.json", "merges.txt", "vocab.txt", unpack(tokenizer.files) } do
     local path = place_of(folder, name)
     if native.path_kind(path) == "file" then contents[name] = native.read_text(path) end
   end
@@ -484,7 +511,7 @@ local function load_model(folder, options)
     rawset(model, "found_text", native.read_text(place_of(folder, "config.json")))
     local vocabulary = files.vocabulary(folder)
     rawset(model, "saved_vocabulary", vocabulary)
-    rawset(model, "ends", tokenizer.ends(vocabulary, config))
+    rawset(model, "ends", tokenizer.ends(vocabulary, config, folder))
   end
   return model
 end

@@ -31,6 +31,15 @@ function generate.problem(model, data)
   return masked and "this model guesses masked tokens; models that predict the next token write text" or nil
 end
 
+-- Tokens of the longest text that a model computes as a short one.
+local function most_short_of(model)
+  local least = math.huge
+  if is_layer(model) then
+    model:walk(function(layer) least = math.min(least, rope.most_short(layer.arguments.scaling)) end)
+  end
+  return least
+end
+
 --- A generator over weights in a state.
 -- @tparam table settings `model`, `state`, `precision`; of a model that does not say them also `context` and `vocab`
 function generate.new(settings)
@@ -42,7 +51,7 @@ function generate.new(settings)
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32", longest = own.context,
     vocab = own.vocab, last = last, executors = {}, incremental = last and model:is_incremental() or false,
-    most_short = rope.most_short(own.scaling),   -- tokens; longer texts are computed otherwise
+    most_short = most_short_of(model),
   }, Generator)
 end
 
@@ -91,7 +100,8 @@ function Generator:executor(count, length)
   local incremental = self.incremental
   local b = builder.new {
     precision = self.precision, mode = incremental and "generate" or "evaluate",
-    cache = incremental and { length = self.context } or nil, sequence = is_long and math.huge or 1,
+    cache = incremental and { length = self.context } or nil,
+    sequence = self.most_short < math.huge and (is_long and math.huge or 1) or nil,
   }
   local tokens = b.graph:input("tokens", "i32", { 1, count })
   b.graph:output("logits", logits_of(self, b, tokens))

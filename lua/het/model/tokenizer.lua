@@ -47,7 +47,7 @@ end
 
 local known = {}   -- by tokenizer.json: reading a large one takes a while
 
---- The ids of the tokens that begin and end a text, { bos =, eos = }, of a vocabulary that names them.
+--- The ids of the tokens that begin, end and fill up a text, { bos =, eos =, pad = }, of a vocabulary that names them.
 function tokenizer.special_ids(vocabulary)
   if type(vocabulary) ~= "table" then return {} end
   if vocabulary.kind ~= "huggingface" then
@@ -56,16 +56,17 @@ function tokenizer.special_ids(vocabulary)
   elseif type(vocabulary.files) ~= "table" then
     return {}
   end
-  local bos, eos = special_token(vocabulary.files, "bos_token"), special_token(vocabulary.files, "eos_token")
-  if not bos and not eos then return {} end
-  local key = ("%s\n%s\n%s"):format(bos, eos, vocabulary.json)
+  local bos, eos, pad = special_token(vocabulary.files, "bos_token"), special_token(vocabulary.files, "eos_token"),
+    special_token(vocabulary.files, "pad_token")
+  if not (bos or eos or pad) then return {} end
+  local key = ("%s\n%s\n%s\n%s"):format(bos, eos, pad, vocabulary.json)
   if not known[key] then
     local reader = native.tokenizer(vocabulary)
     local function id_of(token)
       local ids = token and reader:encode(token) or {}
       return #ids == 1 and ids[1] or nil
     end
-    known = { [key] = { bos = id_of(bos), eos = id_of(eos) } }
+    known = { [key] = { bos = id_of(bos), eos = id_of(eos), pad = id_of(pad) } }
   end
   return known[key]
 end
@@ -98,10 +99,11 @@ end
 -- tokenizer.json's, such as single characters, end none.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
-function tokenizer.ends(vocabulary, config)
+-- @string folder of the model, which may have a generation_config.json beside another kind of vocabulary file
+function tokenizer.ends(vocabulary, config, folder)
   if type(vocabulary) ~= "table" or vocabulary.kind ~= "huggingface" then return {} end
   local files = type(vocabulary.files) == "table" and vocabulary.files or {}
-  local given = member(files["generation_config.json"], "eos_token_id")
+  local given = member(text_in(folder, "generation_config.json") or files["generation_config.json"], "eos_token_id")
   if type(given) ~= "number" and type(given) ~= "table" then
     given = config and not config.hetrun_version and config.eos_token_id or nil
   end

@@ -416,7 +416,7 @@ end
 layer.constant = define.document({
   name = "nn.constant",
   sentence = "A parameter of nn.layer that is not trained: a mask, or sines of positions, of any size. It is saved "
-    .. "with the model.",
+    .. "with the model, and of two or more dimensions it has the run's precision.",
   signature = "nn.constant(tensor)",
   example = 'nn.layer { name = "masked", parameters = { mask = nn.constant(het.ones { 64 }) }, '
     .. "forward = function(self, x) return x * self.mask end }",

@@ -100,7 +100,8 @@ end
 -- What simulations of sharding programs leave out, as a line; "" where that is nothing.
 local function of_update(run)
   local optimizer = run.arguments.optimizer
-  return optimizer.composed and ("here the update of optim.%s takes what AdamW's does\n"):format(optimizer.name) or ""
+  if optimizer:for_search() == optimizer then return "" end
+  return ("here the update of optim.%s takes what AdamW's does\n"):format(optimizer.name)
 end
 
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
@@ -184,7 +185,8 @@ local function better_of(run, cluster, answer, found)
   if found.rival_seconds == 0 then return answer end
   local devices
   answer.programs, devices, found.text = found, found.text, nil
-  if run.arguments.optimizer.composed and found.lua then   -- the search took another update (Run:graph_for_search)
+  local optimizer = run.arguments.optimizer
+  if optimizer:for_search() ~= optimizer and found.lua then   -- the search took another update (Run:graph_for_search)
     local function simulated(lua) return planning.simulated_programs(run, cluster, (planning.from_lua(lua)), {}) end
     local program = simulated(found.lua)
     found.rival_seconds = simulated(answer.lua).report.step_seconds

@@ -262,13 +262,18 @@ local function save_at_end(self, reporter)
     saving.now(self, folder)
     saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
   elseif self.interrupted and self.step > begun(self) and (self.arguments.snapshot or {}).folder then
-    local taken = snapshots.now(self)
-    reporter:say(("stopped after step %d; its snapshot is in %s: --resume goes on with it"):format(taken.step,
-      taken.place))
+    local ok, taken = pcall(snapshots.now, self)
+    if ok then
+      reporter:say(("stopped after step %d; its snapshot is in %s: --resume goes on with it"):format(taken.step,
+        taken.place))
+    else
+      local why, kind = errors.describe(taken)
+      if kind ~= "environment" then error(taken, 0) end
+      reporter:say(("stopped after step %d; it has no snapshot: %s"):format(self.step, why))
+    end
   elseif self.interrupted then
     reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))
   end
-  if self.leaves then pcall(self.notices.acknowledge, self.notices) end   -- the machine may be taken away now
 end
 
 -- The peak that the run's own use is a share of is measured again now and then.
@@ -368,12 +373,16 @@ function loop.start(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end
-    if self.cluster and select(2, errors.describe(problem)) ~= "ended" then saving.say_kept(self) end
+    local why_failed, kind = errors.describe(problem)
+    local lost = tonumber(why_failed:match "rank (%d+)")
+    local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left
+    if self.cluster and kind == "peer" and speaks then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
   self.results = results
   snapshots.leave(self)
+  if self.leaves then pcall(self.notices.acknowledge, self.notices) end   -- the machine may be taken away now
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   return results
