@@ -188,19 +188,36 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         recipe = '''local het = require "het"
 local corpus = het.data.masked { path = "text.txt", tokenizer = "char", holdout = 0 }
 return het.train { model = het.nn.bert { vocab = corpus.vocab, context = 16, width = 32, layers = 2, heads = 4 }, data = corpus,
-  batch = 12, steps = 3, optimizer = het.optim.%s { lr = 1e-2, clip = 0.5 }, plan = %s }
+  batch = 12, steps = 3, optimizer = het.optim.%s { lr = 1e-2, clip = 0.5%s }, plan = %s }
 '''
         (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 100)
-        for optimizer in ('lion', 'adafactor', 'muon'):
+        falling = ', beta1 = function(step) return 0.9 - 0.1 * step end'
+        for optimizer, more in (('lion', ''), ('adafactor', ''), ('muon', ''), ('adamw', falling)):
             with self.subTest(optimizer=optimizer):
-                (self.folder / 'own.lua').write_text(recipe % (optimizer, 'nil'))
+                (self.folder / 'own.lua').write_text(recipe % (optimizer, more, 'nil'))
                 answer = self.json_of('plan', 'own.lua', '--cluster=fast.lua', '--policy=hap')
                 said = self.hetrun('plan', 'own.lua', '--cluster=fast.lua', '--policy=hap')[0]
                 self.assertIn(f"here the update of optim.{optimizer} takes what AdamW's does", said)
                 alone = self.losses('own.lua')
-                (self.folder / 'own.lua').write_text(recipe % (optimizer, answer['lua']))
+                (self.folder / 'own.lua').write_text(recipe % (optimizer, more, answer['lua']))
                 for one, other in zip(alone, self.losses('own.lua', '--workers=3'), strict=True):
                     self.assertAlmostEqual(one, other, delta=1e-5 * one)
+
+    def test_the_norm_of_all_gradients_is_of_no_loss(self):
+        (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 100)
+        (self.folder / 'normed.lua').write_text('''local het = require "het"
+local op = het.op
+return het.train { model = het.nn.gpt { vocab = 256, context = 16, width = 32, layers = 1, heads = 2 }, batch = 8, steps = 1,
+  data = het.data.text { path = "text.txt", tokenizer = "byte", holdout = 0 }, optimizer = het.optim.sgd { lr = 0.1 },
+  loss = function(logits, _, scale)
+    local flat = op.reshape(logits, { shape = { -1, 256 } })
+    local norm = op.reshape(op.global_norm(op.one_hot(op.argmax(flat), { classes = 256 })), { shape = { 1 } })
+    return op.reshape(op.sum(op.sum(flat, { dims = { 1 } }) * norm), { shape = {} }) * scale
+  end }
+''')
+        self.hetrun('normed.lua', '--quiet')   # on one device
+        self.assertIn('global_norm is of all gradients of an update', self.refused('plan', 'normed.lua', '--cluster=fast.lua',
+                                                                                   '--policy=hap'))
 
     def test_auto_compares_programs_with_the_update_that_runs(self):
         (self.folder / 'wide.lua').write_text('''local het = require "het"
