@@ -66,6 +66,15 @@ class Solving(Case):
             self.hetrun('solve', *words)
         self.assertEqual((self.folder / 'choice.txt').read_text(), '[0, 0, 2, 1, 0]\n')
 
+    def test_a_choice_that_cannot_do_without_what_is_not_allowed_says_so(self):
+        costs = [0, 0, 0, 10 ** 18]   # of the strategies that fit together
+        name = self.write({'problem': {'name': 'x', 'nodes': {
+            'intervals': [[0, 4], [2, 6]], 'costs': [[1, 2], [3, 4]], 'usages': [[4, 3], [4, 3]]},
+            'edges': {'nodes': [[0, 1]], 'costs': [costs]}, 'usage_limit': 6}})
+        out, _ = self.hetrun('solve', name)
+        self.assertIn('1000000000000000006', out)
+        self.assertRegex(out, r'(?m)^note +it has a cost of 10\^18, which means not allowed: ')
+
     def test_a_hard_instance_ends_in_time_with_a_choice_that_fits(self):
         instance = self.hard()
         file = self.write(instance)

@@ -6,6 +6,8 @@ local suggest = require "het.language.suggest"
 
 local command = {}
 
+local not_allowed = 1e18   -- a cost that the contest's instances have for what cannot be
+
 local options = {
   { "seconds", "S", "end within this time, reading included (default: 60)", number = true },
   { "seed", "N", "another course of the search (default: 1)", number = true },
@@ -103,6 +105,9 @@ function command.run(...)
     local gap = found.bound and ("%.4f %%"):format(100 * found.gap) or "unknown"
     say("%-10s %s", "gap", found.optimal and "0 %, proven optimal" or gap)
     say("%-10s %s at time %d, limit %s", "peak usage", found.peak_usage, found.peak_time, found.usage_limit or "none")
+    if tonumber(found.cost) >= not_allowed then
+      say("%-10s it has a cost of 10^18, which means not allowed: no choice that was found fits without", "note")
+    end
     say("%-10s %.2f s%s", "time", found.seconds, found.interrupted and ", interrupted" or "")
     if not given.out then say("%s", choice) end
   end
