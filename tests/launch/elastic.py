@@ -549,7 +549,7 @@ class Elastic(unittest.TestCase):
                 shutil.copytree(self.folder / 'as it was', folder)
                 again = self.start('--snapshots=kept', '--resume', *words, workers=workers, elastic=elastic)
                 _, err = self.ended(again)
-                self.assertRegex(err, rf'restored the state after step {newest}: \S+ \S+ from disk')
+                self.assertRegex(err, rf'restored the state after step {newest}: \S+ \S+ from disk \(kept\)')
                 losses, validation = self.losses()
                 self.assertEqual(min(losses), newest + 1)
                 for mine, all_right in ((losses, right[0]), (validation, right[1])):

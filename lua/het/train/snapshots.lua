@@ -318,10 +318,13 @@ function snapshots.restored(run, restored)
   kept.step = restored.step
   local about = record.read(kept, ("the snapshot of step %d"):format(restored.step))
   run.snapshots:keep(restored.step, restored.generation, false)
-  local from = {}
+  local from, places = {}, run.arguments.snapshot or {}
+  local names = { live = "other ranks", disk = places.folder and ("disk (%s)"):format(places.folder),
+    store = places.store and ("store (%s)"):format(places.store) }
   for _, tier in ipairs { "live", "memory", "disk", "store" } do
-    if restored.bytes[tier] > 0 then from[#from + 1] = ("%s from %s"):format(text.bytes(restored.bytes[tier]),
-      tier == "live" and "other ranks" or tier) end
+    if restored.bytes[tier] > 0 then
+      from[#from + 1] = ("%s from %s"):format(text.bytes(restored.bytes[tier]), names[tier] or tier)
+    end
   end
   if run.cluster == nil or run.cluster:rank() == 0 then
     warn("restored the state after step %d: %s", restored.step, table.concat(from, ", "))
