@@ -4,7 +4,6 @@ local errors = require "het.errors"
 local files = require "het.model.folder"
 local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
-local rope = require "het.nn.rope"
 local subcommand = require "het.program.subcommand"
 local suggest = require "het.language.suggest"
 
@@ -212,8 +211,7 @@ end
 
 -- The same; a last window that the model computes as a short text, and the others not, is not filled up.
 local function summed_loss_of_text(opened, ids, context, samples, precision)
-  local arguments = type(opened.model) == "table" and opened.model.arguments or {}
-  local rest, most_short = (#ids - 1) % context, rope.most_short(arguments.scaling)
+  local rest, most_short = (#ids - 1) % context, generate.most_short(opened.model)
   if rest == 0 or rest > most_short or context <= most_short then
     return summed_loss(opened, ids, context, samples, precision)
   end

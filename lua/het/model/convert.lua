@@ -36,12 +36,6 @@ local function help(sentence, options)
   return 0
 end
 
--- Refuse a folder that holds a model: nothing is replaced.
-local function expect_free(folder)
-  local held = files.held(folder)
-  if held then errors.usage("%s holds %s; another folder keeps both", folder, files.describe_held(held)) end
-end
-
 local of_merge = { { "base", "FOLDER", "the base model (default: the one that adapter_config.json names)" } }
 
 --- `hetrun merge ADAPTERS MODEL`. Returns the exit code.
@@ -57,7 +51,7 @@ function convert.merge(...)
   local model = files.load(folder, given.base and { base = given.base } or nil)
   require("het.language.mistakes").raise()
   if not rawget(model, "lora") then errors.usage("%s holds no adapters", folder) end
-  expect_free(to)
+  files.expect_free(to)
   local stored, list = {}, {}
   files.set_initial_weights(folder, model, { set_initial = function(_, name, tensor)
     stored[name], list[#list + 1] = tensor, { name = name, trained = true }
@@ -160,7 +154,7 @@ function convert.convert(...)
   end
   local tensors, metadata, config = files.weights(from)
   metadata.format = metadata.format or "pt"   -- which transformers looks for
-  expect_free(to)
+  files.expect_free(to)
   if precision == "f16" then expect_in_f16(tensors) end
   native.make_folder(to)
   local bytes, count = write_weights(to, tensors, metadata, precision, given.shard and limit or math.huge)

@@ -95,6 +95,12 @@ function files.describe_held(held)
   return held.steps and ("a model of %d steps"):format(held.steps) or "a model"
 end
 
+--- Refuse a folder that holds a model: a command replaces none.
+function files.expect_free(folder)
+  local held = files.held(folder)
+  if held then errors.usage("%s holds %s; another folder keeps both", folder, files.describe_held(held)) end
+end
+
 --- The folder beside a model in which a run that ended early is saved: `interrupted`, or the first with a number where
 -- a save replaces nothing, or a model that has had no more steps.
 -- @string folder of the model

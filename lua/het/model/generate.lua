@@ -31,8 +31,8 @@ function generate.problem(model, data)
   return masked and "this model guesses masked tokens; models that predict the next token write text" or nil
 end
 
--- Tokens of the longest text that a model computes as a short one.
-local function most_short_of(model)
+--- Tokens of the longest text that a model, or a function, computes as a short one.
+function generate.most_short(model)
   local least = math.huge
   if is_layer(model) then
     model:walk(function(layer) least = math.min(least, rope.most_short(layer.arguments.scaling)) end)
@@ -51,7 +51,7 @@ function generate.new(settings)
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32", longest = own.context,
     vocab = own.vocab, last = last, executors = {}, incremental = last and model:is_incremental() or false,
-    most_short = most_short_of(model),
+    most_short = generate.most_short(model),
   }, Generator)
 end
 

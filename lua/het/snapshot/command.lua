@@ -129,8 +129,7 @@ verbs.import = { words = "MODEL FOLDER",
 verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapshot as het.load and transformers read it",
   run = function(place, model)
     local opened = open(place)
-    local held = files.held(model)
-    if held then errors.usage("%s holds %s; another folder keeps both", model, files.describe_held(held)) end
+    files.expect_free(model)
     opened.about.step = opened.step
     if native.path_kind(place) == "folder" then   -- of a saved run it has the vocabulary beside the snapshot
       opened.about.vocabulary = opened.about.vocabulary or files.vocabulary(place)
