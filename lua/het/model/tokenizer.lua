@@ -36,13 +36,20 @@ local function member(words, name)
   return ok and type(value) == "table" and value[name] or nil
 end
 
--- The text of a special token ("eos_token") by what stands beside tokenizer.json; nil where none is named.
-local function special_token(files, which)
-  for _, name in ipairs { "tokenizer_config.json", "special_tokens_map.json" } do
-    local token = member(files[name], which)
-    if type(token) == "table" then token = token.content end
-    if type(token) == "string" then return token end
+local special = { "bos", "eos", "pad" }
+
+-- The texts of the tokens that begin, end and fill up a text, as far as what stands beside tokenizer.json names them.
+local function special_tokens(files)
+  local tokens = {}
+  for _, name in ipairs { "special_tokens_map.json", "tokenizer_config.json" } do   -- the later one counts
+    local ok, named = pcall(native.json_decode, files[name] or "")
+    for _, which in ipairs(ok and type(named) == "table" and special or {}) do
+      local token = named[which .. "_token"]
+      if type(token) == "table" then token = token.content end
+      if type(token) == "string" then tokens[which] = token end
+    end
   end
+  return tokens
 end
 
 local known = {}   -- by tokenizer.json: reading a large one takes a while
@@ -53,20 +60,17 @@ function tokenizer.special_ids(vocabulary)
   if vocabulary.kind ~= "huggingface" then
     local id = made.end_of_text(vocabulary)
     return { bos = id, eos = id }
-  elseif type(vocabulary.files) ~= "table" then
-    return {}
   end
-  local bos, eos, pad = special_token(vocabulary.files, "bos_token"), special_token(vocabulary.files, "eos_token"),
-    special_token(vocabulary.files, "pad_token")
-  if not (bos or eos or pad) then return {} end
-  local key = ("%s\n%s\n%s\n%s"):format(bos, eos, pad, vocabulary.json)
+  local tokens = type(vocabulary.files) == "table" and special_tokens(vocabulary.files) or {}
+  if not next(tokens) then return {} end
+  local key = ("%s\n%s\n%s\n%s"):format(tokens.bos, tokens.eos, tokens.pad, vocabulary.json)
   if not known[key] then
-    local reader = native.tokenizer(vocabulary)
-    local function id_of(token)
-      local ids = token and reader:encode(token) or {}
-      return #ids == 1 and ids[1] or nil
+    local reader, found = native.tokenizer(vocabulary), {}
+    for which, token in pairs(tokens) do
+      local ids = reader:encode(token)
+      found[which] = #ids == 1 and ids[1] or nil
     end
-    known = { [key] = { bos = id_of(bos), eos = id_of(eos), pad = id_of(pad) } }
+    known = { [key] = found }
   end
   return known[key]
 end
