@@ -7,6 +7,7 @@
 #include "core/base/units.h"
 #include "core/base/visible.h"
 #include "core/cluster/secret.h"
+#include "core/comm/link_rates.h"
 #include "core/run/restore.h"
 #include "core/run/run_member.h"
 #include "core/tensor/convert.h"
@@ -123,6 +124,21 @@ void cluster_finish(ClusterHandle& cluster, std::string place) {
   if (cluster->size() > 1) cluster->agreement()->at_end(place, "");
 }
 
+// hosts by rank -> {bandwidth = by rank, of its host in bytes/s, 0: not measured; latency = s}. All ranks
+// call it at the same place.
+int cluster_measure_links(lua_State* L) {
+  const auto& cluster = check_object<ClusterHandle>(L, 1);
+  const auto hosts = Convert<std::vector<std::string>>::get(L, 2);
+  if (static_cast<int>(hosts.size()) != cluster->size())
+    fail_usage("measure_links takes the host of each of {} ranks", cluster->size());
+  const LinkRates rates = measure_link_rates(cluster->world(), hosts);
+  lua_newtable(L);
+  Convert<std::vector<double>>::push(L, rates.bytes_per_second);
+  lua_setfield(L, -2, "bandwidth");
+  set_field(L, "latency", rates.latency_seconds);
+  return 1;
+}
+
 // Seconds to add to this rank's times (executor:timings()) to have the first rank's.
 double cluster_clock_offset(ClusterHandle& cluster) { return clock_offset(cluster->world(), steady_seconds); }
 
@@ -191,7 +207,8 @@ void add_cluster(lua_State* L) {
           bind<&cluster_gather>("gather"), bind<&cluster_all_gather>("all_gather"),
           bind<&cluster_leave>("leave"), bind<&cluster_finish>("finish"), bind<&cluster_ways>("ways"),
           bind<&cluster_clock_offset>("clock_offset"), bind<&cluster_close>("close"),
-          bind<&cluster_roster>("roster"), bind<&cluster_arrange>("arrange")});
+          bind<&cluster_roster>("roster"), bind<&cluster_arrange>("arrange"),
+          bind<&cluster_measure_links>("measure_links")});
   make_class<MemberHandle>(
       L, {bind<&member_open>("open"), bind<&member_end_run>("end_run"), bind<&member_leave>("leave"),
           bind<&member_ask_change>("ask_change"), bind<&member_waiting>("waiting"),

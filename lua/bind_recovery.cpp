@@ -152,7 +152,8 @@ void push_restored(lua_State* L, const Restored& restored) {
   push_json(L, json);
 }
 
-// cluster or nil, state, program, frozen executor or nil, snapshots or nil, {step_seconds, host}: every rank
+// cluster or nil, state, program, frozen executor or nil, snapshots or nil, {step_seconds, host, bandwidth}:
+// every rank
 // has of its state exactly what its program needs, from whichever ranks have it, or from snapshots. All ranks
 // call it at the same place. Returns {step, generation, finished, moved_bytes, damaged}, and of a state that
 // comes from snapshots {about, bytes by tier}; nil: there is none.
@@ -178,6 +179,7 @@ int restore_state(lua_State* L) {
   if (lua_istable(L, 6)) {
     options.step_seconds = field<double>(L, 6, "step_seconds").value_or(0);
     options.host = field<std::string>(L, 6, "host").value_or("");
+    options.link_bytes_per_second = std::max(0.0, field<double>(L, 6, "bandwidth").value_or(0));
   }
   const auto restored = restore(*world, *state, trainer, needs_of(*program), options);
   if (!restored) return 0;

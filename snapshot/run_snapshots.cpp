@@ -48,6 +48,12 @@ std::vector<SnapshotPart> parts_of(const std::shared_ptr<StateCopy>& copy,
   return written;
 }
 
+int64_t bytes_of(const std::vector<StatePart>& parts) {
+  int64_t bytes = 0;
+  for (const StatePart& part : parts) bytes += part.slice.elements() * bytes_of(part.tensor.type.dtype);
+  return bytes;
+}
+
 void make_private_folder(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     fail_environment("cannot make the folder '{}': {}", path, std::strerror(errno));
@@ -94,9 +100,9 @@ std::vector<SnapshotTiers::Place> RunSnapshots::places_of(const Options& options
     for (const std::string& folder :
          {scarce_folder(options.memory_folder), rest_folder(options.memory_folder),
           replica_folder(options.memory_folder)})
-      places.push_back({Tier::memory, Path(folder), 0, nullptr});
-  if (options.disk_folder) places.push_back({Tier::disk, *options.disk_folder, 0, nullptr});
-  if (options.store != nullptr) places.push_back({Tier::store, {}, 0, options.store});
+      places.push_back({Tier::memory, Path(folder), nullptr});
+  if (options.disk_folder) places.push_back({Tier::disk, *options.disk_folder, nullptr});
+  if (options.store != nullptr) places.push_back({Tier::store, {}, options.store});
   return places;
 }
 
@@ -281,17 +287,26 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
   if (on_disk && options_.disk_folder)
     // One rank removes older snapshots: those that are whole there count.
     taken.disk = std::make_shared<SnapshotTask>(
-        manifest.version, [copy, manifest, folder = *options_.disk_folder, store = options_.store,
-                           keep = options_.keep, collects = rank_ == 0, parts = disk_]() mutable {
+        manifest.version,
+        [self = shared_from_this(), copy, manifest, folder = *options_.disk_folder, store = options_.store,
+         keep = options_.keep, collects = rank_ == 0, parts = disk_]() mutable {
           std::vector<SnapshotTask::Written> written;
           const CollectOptions needed{keep, {}, std::chrono::hours(24)};
           if (!parts.empty()) {
             make_folder(folder);
             const Path path = snapshot_path(folder, manifest);
-            write_snapshot(path, manifest, parts_of(copy, parts));
+            const int64_t bytes = bytes_of(parts);
+            {
+              RateMeter::Transfer writing(self->tiers_.written(Tier::disk));
+              write_snapshot(path, manifest, parts_of(copy, parts));
+              writing.arrived(bytes);
+            }
             copy.reset();  // its memory is not needed while the file goes to the store
             written.push_back({Tier::disk, path.text});
-            if (store != nullptr) upload(*store, {path});
+            if (store != nullptr) {
+              RateMeter::Transfer sending(self->tiers_.written(Tier::store));
+              if (!upload(*store, {path}).front().was_there) sending.arrived(bytes);
+            }
           }
           if (collects) collect(open_store(folder), needed);
           if (collects && store != nullptr) collect(store, needed);

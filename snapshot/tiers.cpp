@@ -19,7 +19,6 @@ TierState state_of(const SnapshotTiers::Place& place,
   state.tier = place.tier;
   state.version = first.version;
   state.history = first.history;
-  state.bytes_per_second = place.bytes_per_second;
   for (const auto& file : files) {
     const SnapshotManifest& manifest = file->manifest();
     for (const SnapshotUnit& unit : manifest.units) {
@@ -46,11 +45,17 @@ std::vector<TierState> SnapshotTiers::states(bool far) {
     look_into(place, list_snapshots(place.folder), states);
     for (const FolderEntry& entry : list_folder(place.folder))
       if (entry.kind == FileKind::folder) {
-        const Place inner{place.tier, place.folder.child(entry.name), place.bytes_per_second, nullptr};
+        const Place inner{place.tier, place.folder.child(entry.name), nullptr};
         look_into(inner, list_snapshots(inner.folder), states);
       }
   }
+  for (TierState& state : states) state.bytes_per_second = bytes_per_second(state.tier);
   return states;
+}
+
+double SnapshotTiers::bytes_per_second(Tier tier) {
+  const double read = read_[static_cast<size_t>(tier)].bytes_per_second();
+  return read > 0 ? read : written(tier).bytes_per_second();
 }
 
 void SnapshotTiers::look_into_store(const Place& place, std::vector<TierState>& states) {
@@ -122,7 +127,10 @@ std::shared_ptr<const Snapshot> SnapshotTiers::snapshot_of(Tier tier, Version ve
 Tensor SnapshotTiers::read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) {
   const std::shared_ptr<const Snapshot> snapshot = snapshot_of(tier, version);
   try {
-    return snapshot->read(tensor, slice);
+    RateMeter::Transfer transfer(read_[static_cast<size_t>(tier)]);
+    Tensor elements = snapshot->read(tensor, slice);
+    transfer.arrived(elements.type().bytes());
+    return elements;
   } catch (const Error&) {
     for (const Snapshot::Held& held : snapshot->held(tensor)) {
       const auto shared = intersection(held.slice, slice);

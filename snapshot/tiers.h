@@ -1,6 +1,7 @@
 // The snapshot files that a member of a run can read, as tiers of the run's state.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "core/run/tier.h"
+#include "snapshot/rate_meter.h"
 #include "snapshot/snapshot.h"
 
 namespace het {
@@ -20,7 +22,6 @@ class SnapshotTiers : public TierReader {
   struct Place {
     Tier tier;
     Path folder;  // of snapshots, or of folders with them; one that is missing is empty
-    double bytes_per_second = 0;
     std::shared_ptr<ObjectStore> store;  // instead of a folder; of the tier `store`
   };
   explicit SnapshotTiers(std::vector<Place> places) : places_(std::move(places)) {}
@@ -32,6 +33,9 @@ class SnapshotTiers : public TierReader {
   void release() override;
   // Thread-safe. A file that is damaged there is left out from then on.
   Tensor read(Tier tier, Version version, const std::string& tensor, const TensorSlice& slice) override;
+
+  // For what this process writes to a tier: states() says this rate of it until it has read enough there.
+  RateMeter& written(Tier tier) { return written_[static_cast<size_t>(tier)]; }
 
   // Sentences about files that cannot be used, since the last call.
   std::vector<std::string> take_warnings();
@@ -48,8 +52,10 @@ class SnapshotTiers : public TierReader {
   void open(const Place& place, const std::string& path, std::vector<Alike>& known);
   std::shared_ptr<const Snapshot> snapshot_of(Tier tier, Version version);
   void leave_out(const std::string& path, const std::string& why);
+  double bytes_per_second(Tier tier);
 
   const std::vector<Place> places_;
+  std::array<RateMeter, kTiers> read_, written_;
   std::map<std::pair<Tier, Version>, std::vector<Alike>> files_;
   std::mutex mutex_;                                                               // of all below
   std::map<std::pair<Tier, Version>, std::shared_ptr<const Snapshot>> snapshots_;  // of files not left out

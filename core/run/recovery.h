@@ -15,14 +15,22 @@
 
 namespace het {
 
+// What moves between members goes over.
+struct MemberLinks {
+  // Of each member: members of one host read each other's snapshots without a network, and share its links.
+  // Empty: each member has a host of its own.
+  std::vector<int> host_of;
+  // Of each member: that its host sends and receives at once; 0: not known. Empty: of none.
+  std::vector<double> bytes_per_second;
+};
+
 struct RecoveryRequest {
   std::vector<StateSource> sources;
   Inventory inventory;  // holders are places in `sources`; every version is on one history
   std::vector<std::vector<StatePart>> needs;  // by rank
   int64_t newest_step = 0;  // that the run has come to: steps after the chosen version are repeated
   double step_seconds = 0;  // 0: not known
-  std::vector<int>
-      host_of;  // of each member: members of one host read each other's snapshots without a network
+  MemberLinks links;
 };
 
 struct RecoveryPlan {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/median.h"
 
 namespace het {
 namespace {
@@ -51,6 +52,17 @@ struct Reports {
   bool any_tier() const {
     return std::any_of(members.begin(), members.end(),
                        [](const MemberState& member) { return !member.tiers.empty(); });
+  }
+
+  MemberLinks links() const {
+    MemberLinks links;
+    for (const MemberState& member : members) {
+      const auto first = std::find_if(members.begin(), members.end(),
+                                      [&](const MemberState& other) { return other.host == member.host; });
+      links.host_of.push_back(static_cast<int>(first - members.begin()));
+      links.bytes_per_second.push_back(first->link_bytes_per_second);
+    }
+    return links;
   }
 
   // The history of the run: that of the newest state of a member, else of the newest snapshot, by the
@@ -102,6 +114,7 @@ Reports exchange_reports(Communicator& group, const StateStore& state, const Exe
   MemberState own = member_state_of(state, executor);
   if (options.tiers != nullptr) own.tiers = options.tiers->states(far);
   own.host = options.host;
+  own.link_bytes_per_second = options.link_bytes_per_second;
   own.step_seconds = options.step_seconds;
   const auto states = all_gather_text(group, to_text(own), "what members have of the state");
   const auto needed = all_gather_text(group, to_text(needs), "what members need of the state");
@@ -144,7 +157,8 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
     HET_REQUIRE(state.version() == settled.version, state.version().step, settled.version.step);
     state.begin_generation(begun);
   }
-  const MigrationPlan moves = options.plan_moves(settled.inventory, settled.version, reports.needs);
+  const MigrationPlan moves =
+      options.plan_moves(settled.inventory, settled.version, reports.needs, reports.links());
   restored.moved_bytes = moved_bytes(moves);
   History history = up_to(reports.history(), settled.version);
   // Its ranks have decided a first step, and none has finished it until now.
@@ -154,6 +168,16 @@ Restored go_on(Communicator& group, StateStore& state, Executor* executor,
   if (!moved.whole) fail(ErrorKind::peer, "{}", moved.damage.empty() ? kChanged : moved.damage);
   require_all(state, needs);
   return restored;
+}
+
+// Where a member has not read its tier yet, it counts as the others' do that have.
+void know_rates(std::vector<StateSource>& sources) {
+  std::map<Tier, std::vector<double>> known;
+  for (const StateSource& source : sources)
+    if (source.bytes_per_second > 0) known[source.tier].push_back(source.bytes_per_second);
+  for (StateSource& source : sources)
+    if (const auto of_tier = known.find(source.tier); source.bytes_per_second <= 0 && of_tier != known.end())
+      source.bytes_per_second = median(of_tier->second);
 }
 
 // All that any tier has, of versions on the run's history.
@@ -184,13 +208,10 @@ RecoveryRequest request_of(const Reports& reports) {
         request.newest_step = std::max(request.newest_step, tier.version.step);
       }
   }
+  know_rates(request.sources);
   request.needs = reports.needs;
   request.step_seconds = reports.step_seconds;
-  for (const MemberState& member : reports.members) {
-    const auto first = std::find_if(reports.members.begin(), reports.members.end(),
-                                    [&](const MemberState& other) { return other.host == member.host; });
-    request.host_of.push_back(static_cast<int>(first - reports.members.begin()));
-  }
+  request.links = reports.links();
   return request;
 }
 
@@ -271,7 +292,7 @@ std::shared_ptr<StateStore> gather_state(Communicator& group, const std::shared_
     needs[0].push_back({name, tensor, TensorSlice::whole(tensor.type.shape)});
   const bool receives = group.rank() == 0;
   if (whole.size() == inventory.tensors().size()) return receives ? state : nullptr;
-  const MigrationPlan moves = plan_moves(inventory, {}, needs);
+  const MigrationPlan moves = plan_moves(inventory, {}, needs, {});
   const auto gathered = receives ? std::make_shared<StateStore>(host, 0) : nullptr;
   gather(group, moves, needs[static_cast<size_t>(group.rank())], *state, gathered.get());
   return gathered;

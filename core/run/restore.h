@@ -27,16 +27,18 @@ struct Restored {
 };
 
 // Chooses who sends what (planner/migrate/migrate.h). All ranks choose the same.
-using MovePlanner = std::function<MigrationPlan(const Inventory& inventory, Version version,
-                                                std::span<const std::vector<StatePart>> needs)>;
+using MovePlanner =
+    std::function<MigrationPlan(const Inventory& inventory, Version version,
+                                std::span<const std::vector<StatePart>> needs, const MemberLinks& links)>;
 
 struct RestoreOptions {
   MovePlanner plan_moves;
-  RecoveryPlanner plan_recovery;  // needed with `tiers`
-  int64_t generation = 0;         // the one that has begun
-  TierReader* tiers = nullptr;    // what this member can read beside its device; null: nothing
-  double step_seconds = 0;        // of the run; 0: not known
-  std::string host;               // of this member
+  RecoveryPlanner plan_recovery;     // needed with `tiers`
+  int64_t generation = 0;            // the one that has begun
+  TierReader* tiers = nullptr;       // what this member can read beside its device; null: nothing
+  double step_seconds = 0;           // of the run; 0: not known
+  std::string host;                  // of this member
+  double link_bytes_per_second = 0;  // that it sends and receives; 0: not known
   // Communicators of the same ranks over other connections, for much that moves (MigrationSetting::lanes).
   // Every rank has it or none; null: none.
   std::function<std::vector<Communicator*>()> connect_lanes;

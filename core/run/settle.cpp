@@ -85,6 +85,7 @@ std::string to_text(const MemberState& member) {
                       {"history", to_json(member.history)},
                       {"tiers", std::move(tiers)},
                       {"host", member.host},
+                      {"link_bytes_per_second", member.link_bytes_per_second},
                       {"step_seconds", member.step_seconds}};
   if (member.version) {
     json.emplace_back("step", member.version->step);
@@ -102,6 +103,7 @@ MemberState parse_member_state(std::string_view text, const std::string& who) {
   member.parts = json.at("parts").parts();
   member.history = json.at("history").history();
   member.host = json.text("host");
+  member.link_bytes_per_second = json.real("link_bytes_per_second");
   member.step_seconds = json.real("step_seconds");
   json.each("tiers", [&](const MemberReader& tier) { member.tiers.push_back(parse_tier_state(tier)); });
   if (json.has("step")) member.version = Version{json.number("step"), json.number("generation")};

@@ -22,10 +22,11 @@ struct MemberState {
   std::optional<StepDecision> decision;  // of the last step that was decided here
   // Of a member whose step only awaits its decision: what it has of the version after that when it finishes.
   std::optional<std::vector<StatePart>> after_step;
-  History history;               // that led to `version`
-  std::vector<TierState> tiers;  // what else it can read
-  std::string host;              // that it runs on
-  double step_seconds = 0;       // of the run; 0: not known
+  History history;                   // that led to `version`
+  std::vector<TierState> tiers;      // what else it can read
+  std::string host;                  // that it runs on
+  double link_bytes_per_second = 0;  // of that; 0: not known
+  double step_seconds = 0;           // of the run; 0: not known
 };
 
 // `executor`: that trained the state, frozen; null: none did since it was moved or read.

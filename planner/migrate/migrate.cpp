@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
-#include "planner/infinity.h"
 #include "planner/migrate/rounds.h"
 
 namespace het::planner {
 namespace {
+
+constexpr double kLinkRate = 1e9, kRateInside = 4e9;  // bytes a second
 
 // A slice that a rank lacks, and who has it.
 struct MissingSlice {
@@ -47,9 +49,20 @@ class Migration {
     }
   }
 
+  int host_of(int rank) const {
+    const std::vector<int>& hosts = options_.links.host_of;
+    return hosts.empty() ? rank : hosts[static_cast<size_t>(rank)];
+  }
+  bool over_network(const MissingSlice& missing, int from) const {
+    return host_of(from) != host_of(missing.to);
+  }
   double seconds(const MissingSlice& missing, int from) const {
-    return options_.seconds ? options_.seconds(from, missing.to, missing.bytes)
-                            : static_cast<double>(missing.bytes);
+    return static_cast<double>(missing.bytes) / link_rate(options_.links, from, missing.to);
+  }
+  // By whether it is a host's to the network, and the host or rank.
+  using Port = std::pair<bool, int>;
+  Port port(const MissingSlice& missing, int from, int rank) const {
+    return over_network(missing, from) ? Port(true, host_of(rank)) : Port(false, rank);
   }
 
   void choose_senders() {
@@ -57,18 +70,21 @@ class Migration {
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return missing_[a].bytes > missing_[b].bytes; });
-    std::map<int, double> busy;  // seconds of each rank
+    std::map<Port, double> busy;  // seconds
     for (const MissingSlice& missing : missing_) {
-      double least = kInfinity;
-      for (const int from : missing.piece.holders) least = std::min(least, seconds(missing, from));
-      busy[missing.to] += least;
+      const auto quickest =
+          std::min_element(missing.piece.holders.begin(), missing.piece.holders.end(),
+                           [&](int a, int b) { return seconds(missing, a) < seconds(missing, b); });
+      busy[port(missing, *quickest, missing.to)] += seconds(missing, *quickest);
     }
     for (const size_t i : order) {
       MissingSlice& missing = missing_[i];
-      const int from = *std::min_element(
-          missing.piece.holders.begin(), missing.piece.holders.end(),
-          [&](int a, int b) { return busy[a] + seconds(missing, a) < busy[b] + seconds(missing, b); });
-      busy[from] += seconds(missing, from);
+      const auto busy_with = [&](int from) {
+        return busy[port(missing, from, from)] + seconds(missing, from);
+      };
+      const int from = *std::min_element(missing.piece.holders.begin(), missing.piece.holders.end(),
+                                         [&](int a, int b) { return busy_with(a) < busy_with(b); });
+      busy[port(missing, from, from)] += seconds(missing, from);
       moves_[missing.tensor].push_back(
           {missing.tensor, std::move(missing.piece.slice), from, missing.to, missing.bytes});
     }
@@ -84,6 +100,14 @@ class Migration {
 
 }  // namespace
 
+double link_rate(const MemberLinks& links, int from, int to) {
+  const auto a = static_cast<size_t>(from), b = static_cast<size_t>(to);
+  if (!links.host_of.empty() && links.host_of[a] == links.host_of[b]) return kRateInside;
+  if (links.bytes_per_second.empty()) return kLinkRate;
+  const double rate = std::min(links.bytes_per_second[a], links.bytes_per_second[b]);
+  return rate > 0 ? rate : kLinkRate;
+}
+
 MigrationPlan plan_migration(const Inventory& inventory, Version version,
                              std::span<const std::vector<StatePart>> needs, const MigrationOptions& options) {
   return Migration(inventory, version, needs, options).plan();
@@ -91,8 +115,11 @@ MigrationPlan plan_migration(const Inventory& inventory, Version version,
 
 MovePlanner plan_moves(MigrationOptions options) {
   return [options = std::move(options)](const Inventory& inventory, Version version,
-                                        std::span<const std::vector<StatePart>> needs) {
-    return plan_migration(inventory, version, needs, options);
+                                        std::span<const std::vector<StatePart>> needs,
+                                        const MemberLinks& links) {
+    MigrationOptions own = options;
+    own.links = links;
+    return plan_migration(inventory, version, needs, own);
   };
 }
 

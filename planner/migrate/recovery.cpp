@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/run/settle.h"
+#include "planner/migrate/migrate.h"
 #include "planner/migrate/sourced_moves.h"
 
 namespace het::planner {
@@ -178,7 +179,9 @@ RecoveryPlanner recovery_planner(RecoveryOptions options) {
     RecoveryOptions own = options;
     own.newest_step = request.newest_step;
     own.step_seconds = request.step_seconds;
-    own.host_of = request.host_of;
+    own.host_of = request.links.host_of;
+    if (!own.bytes_per_second)
+      own.bytes_per_second = [&](int from, int to) { return link_rate(request.links, from, to); };
     return plan_recovery(request.sources, request.inventory, request.needs, own);
   };
 }

@@ -21,7 +21,8 @@ struct RecoveryOptions {
   int64_t round_bytes = 64 << 20;  // that a rank takes in one round, at most; a larger tensor is one alone
   int64_t newest_step = 0;         // that was decided: what comes after a version's step is trained again
   double step_seconds = 0;         // in the plan before; 0: unknown, and the newest whole version is chosen
-  // Of the link between two members, above 0; infinite: it takes no time; absent: 1 GB/s each.
+  // Of the link between two members, above 0; infinite: it takes no time; absent: as link_rate() has it where
+  // nothing is known.
   std::function<double(int from, int to)> bytes_per_second;
   double store_bytes_per_second = 0;  // of the store in all; 0: only each member's own rate limits
   // Of each member, 0 and up. Members of one host read the memory and disk tier of each other without a

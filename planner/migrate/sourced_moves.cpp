@@ -5,11 +5,11 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "planner/migrate/migrate.h"
 
 namespace het::planner {
 namespace {
 
-constexpr double kLinkRate = 1e9;      // bytes a second where options say none
 constexpr double kGrain = 1 << 20;     // bytes; smaller cuts are not worth a message
 constexpr double kLeastShare = 1e-6;   // of a group: less is the solver's rounding
 constexpr double kEven = 1.01;         // times the bound: moves this good are not made better
@@ -32,7 +32,8 @@ class Limits {
     if (from.tier == Tier::store) add(store(), options_.store_bytes_per_second);
     const bool network = sources_.over_network(source, to);
     if (!network && (from.tier != Tier::live || from.member == to)) return uses;
-    const double rate = options_.bytes_per_second ? options_.bytes_per_second(from.member, to) : kLinkRate;
+    const double rate = options_.bytes_per_second ? options_.bytes_per_second(from.member, to)
+                                                  : link_rate({}, from.member, to);
     HET_REQUIRE(rate > 0, from.member, to, rate);
     add(network ? port(sources_.host_of(from.member)) : inside(from.member), rate);
     add(network ? port(sources_.host_of(to)) + 1 : inside(to) + 1, rate);

@@ -40,6 +40,8 @@ class Curve:
                                          f'{len(self.losses)} were recorded')
                 self.after = min(record['step'], len(self.losses))
                 self.covered = False
+            elif record.get('samples_lost') or record.get('samples_repeated'):
+                self.problems.append(f'{record["samples_lost"]} samples were lost and {record["samples_repeated"]} repeated')
             elif 'loss' in record:
                 self._step(record['step'], record['loss'])
                 self.covered = self.covered or record.get('snapshot_age_steps') is not None

@@ -210,6 +210,12 @@ class Elastic(unittest.TestCase):
                               timeout=WAIT, check=False)
         self.assertEqual((done.returncode, done.stdout), (0, 'right\n'), done.stderr)
 
+    def test_joining_and_snapshots_pay(self):
+        shutil.copy(RECIPE.with_name('deciding.lua'), self.folder)
+        done = subprocess.run([HETRUN, '--trust', 'deciding.lua'], cwd=self.folder, text=True, capture_output=True,
+                              timeout=WAIT, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, 'right\n'), done.stderr)
+
     def test_changes_are_foreseen(self):
         shutil.copy(RECIPE.with_name('ahead.lua'), self.folder)
         done = subprocess.run([HETRUN, '--trust', 'ahead.lua'], cwd=self.folder, text=True, capture_output=True,
@@ -307,6 +313,7 @@ class Elastic(unittest.TestCase):
         self.assert_same_curve(right)
 
     def test_a_lost_rank_is_started_again(self):
+        self.steps = 600   # enough for a fourth rank to pay
         right = self.undisturbed()
         for victim in (0, 2):
             with self.subTest(victim=victim):
@@ -572,6 +579,7 @@ class Elastic(unittest.TestCase):
                     _, err = self.ended(process)
                     self.assertIn('leaving the run after the next step', err)
                     self.assertRegex(err, rf'rank {victim} left the run after step \d+: SIGTERM')
+                    self.assertRegex(err, rf'generation 2: rank {victim}( \(\S+\))? has left: SIGTERM; ')
                     generations = self.generations()
                     self.assertEqual({g['steps_repeated'] for g in generations}, {0}, generations)
                     self.assertEqual(generations[-1]['members'], 4, err)

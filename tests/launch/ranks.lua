@@ -1,4 +1,6 @@
 -- The cluster that the ranks of a run are to the planner: hetrun --trust ranks.lua
+local native = require "het.native"
+local cluster = require "het.plan.cluster"
 local ranks = require "het.plan.ranks"
 
 local function check(is_right, what, ...)
@@ -42,6 +44,38 @@ end
 -- Hosts whose names are written alike stay apart.
 names = select(2, ranks.cluster_of({ rank_on "a-b", rank_on "a.b", rank_on "7" }, link))
 check(table.concat(names, " ") == "a_b:0 a_b_2:0 m7:0", "names are %s", table.concat(names, " "))
+
+-- Machines with other links are in other classes of them; a few per cent are none. Who is not known is as slow as the
+-- slowest.
+local uneven = { bandwidth = 1e8, latency = 1e-4, of_host = { a = 1e9, b = 1e8, c = 0.9e9 } }
+local four_hosts = { rank_on "a", rank_on "b", rank_on "c", rank_on "d" }
+found = ranks.cluster_of(four_hosts, uneven)
+local zones = {}
+for i, node in ipairs(found.nodes) do zones[i] = node.zone end
+check(table.concat(zones, ", ") == "links 1, links 2, links 1, links 2", "zones are %s", table.concat(zones, ", "))
+local between = {}
+for _, each in ipairs(found.links) do between[each.from .. " to " .. each.to] = each.bandwidth end
+check(between["links 1 to links 1"] == 0.9e9 and between["links 1 to links 2"] == 1e8
+  and between["links 2 to links 2"] == 1e8, "other links")
+local problems = native.cluster_problems(cluster.with(found))
+check(#problems == 0, "%s", problems[1])
+check(ranks.cluster_of(four_hosts, link).links == nil, "classes of links that are alike")
+
+-- What one rank of a machine knows of its link counts for all of it; where a machine is new, all are measured.
+local measured
+local run = { cluster = { measure_links = function(_, hosts)
+  measured = table.concat(hosts, " ")
+  return { bandwidth = { 4e8, 4e8, 1e8 }, latency = 2e-4 }
+end } }
+ranks.follow_links(run, { "a", "a", "b" }, { false, { bandwidth = 1e9, latency = 1e-4 }, false })
+check(measured == "a a b", "measured is %s", tostring(measured))
+check(run.link.bandwidth == 1e8 and run.link.latency == 2e-4 and run.link.of_host.a == 4e8, "another measurement")
+measured = nil
+ranks.follow_links(run, { "a", "a", "b" }, { false, { bandwidth = 1e9, latency = 1e-4 },
+  { bandwidth = 2e9, latency = 3e-4 } })
+check(not measured and run.link.bandwidth == 1e9 and run.link.latency == 3e-4, "what is known was measured again")
+ranks.follow_links(run, { "a", "a" }, { false, false })
+check(not measured and run.link.bandwidth == 4e9 and not run.link.of_host, "one machine has a link")
 
 -- A plan's devices in any order; one that leaves ranks out is none for them.
 local order = ranks.order_of({ "c:0", "a:0", "b:0" }, { "a:0", "b:0", "c:0" })

@@ -157,7 +157,10 @@ class Steering(unittest.TestCase):
         self.assertRegex('\n'.join(events), r'generation 2: .* is lost; 2 ranks')
         self.assertRegex('\n'.join(events), r'generation \d: .*join.*; 3 ranks')
         step = int(re.search(r'going on after step (\d+)', self.attach(run, 'resume')).group(1))
-        self.until_status(run, lambda status: status['step'] > step + 3)
+        status = self.until_status(run, lambda status: status['step'] > step + 3)
+        self.assertGreater(status['recovery']['first_step_seconds'], status['recovery']['restored_seconds'])
+        self.assertRegex(self.hetrun('status', f'--pid={run.pid}'),
+                         rf'\nrecovery   .*connected after .*, step \d+ done .*; 0 steps repeated\n')
 
     def test_a_paused_run_does_no_step_while_others_wait(self):
         self.recipe('''on_change = function(run, change)
@@ -297,7 +300,13 @@ class Steering(unittest.TestCase):
         self.ended(machine, 130)
 
     def test_a_change_that_was_foreseen_finds_its_plan(self):
-        self.recipe('plan = het.plan.auto {},')
+        # A model as small as this one gains nothing by a third rank.
+        self.recipe('''plan = het.plan.auto {},
+  on_change = function(run, change)
+    local own = { new_step_seconds = 0 }
+    for _, name in ipairs { "kind", "ranks", "devices", "step", "steps_left", "seconds_left" } do own[name] = change[name] end
+    return het.policy.on_change(run, own)
+  end,''')
         place = self.free_place()
         head = self.start('--workers', '2', '--elastic', '1:4', f'--listen={place}', 'recipe.lua', '--metrics=metrics.jsonl',
                           HETRUN_HOST='a')

@@ -239,12 +239,13 @@ local function here_with(count, figures)
     types = { figures }, nodes = { { name = "here", type = figures.name, devices = count, zone = "" } } }
 end
 
---- A cluster of what is known, without checks: `nodes` and `types` with numbers as fields, `bandwidth`, `latency`,
--- `all_reduce`.
+--- A cluster of what is known, without checks: `nodes`, `types` and perhaps `links` with numbers as fields,
+-- `bandwidth`, `latency`, `all_reduce`.
 function cluster.with(known)
   local self = setmetatable({ bandwidth = known.bandwidth, latency = known.latency, all_reduce = known.all_reduce,
     links = {}, nodes = {}, types = {} }, Cluster)
   for i, type in ipairs(known.types) do self.types[i] = setmetatable(type, DeviceType) end
+  for i, link in ipairs(known.links or {}) do self.links[i] = setmetatable(link, Link) end
   for i, node in ipairs(known.nodes) do
     node.count, node.price, node.preemptions = 1, node.price or 0, 0
     self.nodes[i] = setmetatable(node, Node)

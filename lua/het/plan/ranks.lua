@@ -123,14 +123,47 @@ local function name_of(host, taken)
   return unique
 end
 
+local alike_links = 0.25   -- rates that differ by less are those of one kind of link
+
+-- Machines by how fast their links are: the class of each host, "links 1" the fastest, and the links inside and between
+-- classes; nil where they are alike. Hosts without a rate are as slow as the slowest.
+local function link_classes(machines, link)
+  local rates, order = link.of_host or {}, {}
+  for i, machine in ipairs(machines) do
+    order[i] = { host = machine.host, rate = rates[machine.host] or link.bandwidth }
+  end
+  table.sort(order, function(a, b)
+    if a.rate ~= b.rate then return a.rate > b.rate end
+    return a.host < b.host
+  end)
+  local class_of, classes = {}, {}
+  for _, each in ipairs(order) do
+    local last = classes[#classes]
+    if not last or each.rate < (1 - alike_links) * last.fastest then
+      last = { name = ("links %d"):format(#classes + 1), fastest = each.rate }
+      classes[#classes + 1] = last
+    end
+    last.rate, class_of[each.host] = each.rate, last.name
+  end
+  if #classes < 2 then return nil end
+  local links = {}
+  for i, a in ipairs(classes) do
+    for j = i, #classes do
+      links[#links + 1] = { from = a.name, to = classes[j].name, bandwidth = classes[j].rate, latency = link.latency }
+    end
+  end
+  return class_of, links
+end
+
 --- The cluster of the ranks that reported these, and the names of their devices by rank. All ranks find the same.
 -- @tparam table all what each rank described, by rank
--- @tparam table link between machines: { bandwidth = bytes/s, latency = s }
+-- @tparam table link between machines, of follow_links: { bandwidth = bytes/s of the slowest, latency = s, of_host = }
 -- @treturn table for het.plan.cluster.with
 -- @treturn table list of names, as "host:0"; of ranks that share one machine "here:0"
 function ranks.cluster_of(all, link)
   local types, nodes, names, taken = {}, {}, {}, {}
   local machines = ranks.machines_of(all)
+  local class_of, links = link_classes(machines, link)
   for _, machine in ipairs(machines) do
     local share, by_type = share_of(all, machine), {}
     for _, rank in ipairs(machine.ranks) do
@@ -144,7 +177,8 @@ function ranks.cluster_of(all, link)
       local node = by_type[type]
       if not node then   -- devices of two types in one machine are two nodes of the planner's
         local host = #machines > 1 and machine.host or "here"
-        node = { name = name_of(host, taken), type = type, zone = machine.zone, devices = 0, price = 0 }
+        node = { name = name_of(host, taken), type = type, devices = 0, price = 0,
+          zone = class_of and class_of[machine.host] or machine.zone }
         by_type[type] = node
         nodes[#nodes + 1] = node
       end
@@ -160,7 +194,7 @@ function ranks.cluster_of(all, link)
     type.name = n > 1 and ("%s (%d)"):format(type.name, n) or type.name
   end
   for _, node in ipairs(nodes) do node.type = node.type.name end
-  return { nodes = nodes, types = types, bandwidth = link.bandwidth, latency = link.latency,
+  return { nodes = nodes, types = types, links = links, bandwidth = link.bandwidth, latency = link.latency,
     all_reduce = all[1].kind == "cpu" and "mesh" or "hierarchical" }, names
 end
 
@@ -178,56 +212,60 @@ function ranks.order_of(devices, names)
   return #order == #names and order or nil
 end
 
-local least_seconds, most_bytes = 0.02, 2 ^ 24
+local inside = { bandwidth = 4e9, latency = 50e-6 }   -- of a run on one machine
 
---- How fast machines reach each other: messages of all to all, larger ones until they take 20 ms. All ranks call it.
--- @tparam table all what each rank described, by rank
--- @treturn table { bandwidth = bytes/s of the slowest machine's link, latency = s }
-function ranks.measure_link(cluster, all)
-  local machines = ranks.machines_of(all)
-  if #machines < 2 then return { bandwidth = 4e9, latency = 50e-6 } end
-  local is_first, widest = false, 0   -- of its machine; ranks that the busiest machine sends to
-  for _, machine in ipairs(machines) do
-    is_first = is_first or machine.ranks[1] == cluster:rank()
-    widest = math.max(widest, #all - #machine.ranks)
+--- How fast machines reach each other: what ranks know of it, else it is measured. All ranks call it.
+-- @tparam {string,...} hosts by rank
+-- @tparam table known by rank: { bandwidth = of its host in bytes/s, latency = s }, false where it knows of none
+function ranks.follow_links(run, hosts, known)
+  local of_host, latency = {}, 0
+  local function learn(host, bandwidth, theirs)
+    of_host[host] = math.max(of_host[host] or 0, bandwidth)
+    latency = math.max(latency, theirs)
   end
-  local function exchange(bytes)   -- seconds of the rank that takes longest
-    cluster:all_gather ""
-    local started = native.clock()
-    cluster:all_gather(is_first and ("x"):rep(bytes) or "")
-    local longest = 0
-    for _, seconds in ipairs(cluster:all_gather(("%.9f"):format(native.clock() - started))) do
-      longest = math.max(longest, tonumber(seconds))
-    end
-    return longest
+  for i, host in ipairs(hosts) do
+    if known[i] then learn(host, known[i].bandwidth, known[i].latency) end
   end
-  local latency = math.min(exchange(0), exchange(0), exchange(0))
-  local bytes, seconds = 2 ^ 18, exchange(2 ^ 18)
-  while seconds < least_seconds and bytes < most_bytes do
-    bytes = 4 * bytes
-    seconds = exchange(bytes)
+  local machines, is_known = {}, true
+  for _, host in ipairs(hosts) do
+    machines[host], is_known = true, is_known and of_host[host] ~= nil
   end
-  return { bandwidth = bytes * widest / math.max(1e-6, seconds - latency), latency = math.max(1e-6, latency / 2) }
+  if not next(machines, (next(machines))) then
+    run.link = inside
+    return
+  end
+  if not is_known then
+    local found = run.cluster:measure_links(hosts)
+    of_host, latency = {}, 0
+    for i, host in ipairs(hosts) do learn(host, found.bandwidth[i], found.latency) end
+  end
+  local slowest = math.huge
+  for _, bandwidth in pairs(of_host) do slowest = math.min(slowest, bandwidth) end
+  run.link = { bandwidth = slowest, latency = math.max(1e-6, latency), of_host = of_host }
 end
 
--- What all ranks reported, and the link between their machines. It is measured again where a machine is new.
+--- What this rank tells the others of its machine's link, for follow_links; nil where nothing was measured.
+function ranks.own_link(run)
+  local bandwidth = run.link and run.link.of_host and run.link.of_host[native.host()]
+  return bandwidth and { bandwidth = bandwidth, latency = run.link.latency }
+end
+
+-- What all ranks reported, and the link between their machines.
 local function look(run)
   run.description = together.in_time(run, function() return run.description or ranks.describe(run) end)
-  local all, hosts = {}, {}
-  for i, words in ipairs(run.cluster:all_gather(native.json_encode(run.description))) do
-    all[i] = native.json_decode(words)
+  local all, hosts, known = {}, {}, {}
+  local own = { description = run.description, link = ranks.own_link(run) }
+  for i, words in ipairs(run.cluster:all_gather(native.json_encode(own))) do
+    local theirs = native.json_decode(words)
+    all[i], known[i] = theirs.description, theirs.link or false
     hosts[i] = all[i].host
   end
   for _, field in ipairs { "f32", "bf16", "memory_bandwidth" } do   -- who measured may be lost later
-    for _, own in ipairs(all) do own[field] = own[field] or known_of(all, own, field) end
+    for _, each in ipairs(all) do each[field] = each[field] or known_of(all, each, field) end
     run.description[field] = run.description[field] or known_of(all, run.description, field)
   end
   run.described = all
-  local known = {}
-  for _, host in ipairs(run.measured_hosts or {}) do known[host] = true end
-  local is_new = run.link == nil
-  for _, host in ipairs(hosts) do is_new = is_new or not known[host] end
-  if run.cluster:any(is_new) then run.link, run.measured_hosts = ranks.measure_link(run.cluster, all), hosts end
+  ranks.follow_links(run, hosts, known)
   return all, run.link
 end
 

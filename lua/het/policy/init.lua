@@ -19,8 +19,9 @@ policy.on_change = define.document({
     .. "`change.kind` is \"waiting\": others wait to join; true lets them in now, false asks again in a second. Else "
     .. "it is \"begin\", \"changed\" or \"replan\", and the answer is the plan for `change.ranks` ranks: it may name "
     .. "them as `change.devices` does (\"host:0\"), in any order. Others of its fields: generation, reason, step, "
-    .. "steps_left; lost, joined, of \"changed\"; waiting, of \"waiting\"; where known step_seconds, "
-    .. "seconds_left and change_seconds, which the last change took.",
+    .. "steps_left; lost, joined, of \"changed\"; of \"waiting\" waiting (how many), seconds_between_losses and "
+    .. "new_step_seconds, which a step will take with them, as predicted; where known step_seconds, seconds_left and "
+    .. "change_seconds, which the last change took.",
   example = "on_change = function(run, change)\n"
     .. "    if change.kind == \"waiting\" then return change.steps_left > 1000 end\n"
     .. "    return het.policy.on_change(run, change)\n  end",

@@ -9,10 +9,14 @@ local plan = require "het.plan"
 local planning = require "het.plan.planning"
 local together = require "het.train.together"
 
--- A change costs all ranks some time. One that takes longer than what is left of the run gains nothing.
+local margin = 2   -- times what the last change took: the next one may take longer
+
+-- A change costs all ranks some time. What faster steps gain counts until the next loss, or the end of the run.
 local function pays(change)
-  if not change.seconds_left or not change.change_seconds then return true end
-  return change.seconds_left > change.change_seconds
+  local old, new = change.step_seconds, change.new_step_seconds
+  if not change.seconds_left or not change.change_seconds or not new then return true end
+  local seconds = math.min(change.seconds_left, change.seconds_between_losses or math.huge)
+  return seconds * (1 - new / old) > margin * change.change_seconds
 end
 
 -- Plannings that a loss cut off are given up. The collector would wait for them, so they are kept until they end.
@@ -65,6 +69,6 @@ return function(run, change)
   if define.kind_of(run) ~= "run" or type(change) ~= "table" or type(change.ranks) ~= "number" then
     errors.usage("het.policy.on_change takes the run and the change that on_change was given")
   end
-  if change.kind == "waiting" then return pays(change) and ahead.is_ready(run, change.seconds_left) end
+  if change.kind == "waiting" then return ahead.is_ready(run, change.seconds_left) and pays(change) end
   return plan.given_for(run.arguments, change.ranks) or planned(run, change)
 end

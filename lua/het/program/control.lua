@@ -1,6 +1,7 @@
 --- `hetrun status` and `hetrun attach`: look at a running job, and steer it.
 local native = require "het.native"
 local errors = require "het.errors"
+local progress = require "het.train.progress"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
@@ -122,14 +123,18 @@ local function print_status(status)
   end
   local shots = status.snapshots or {}
   local tiers = {}
-  for _, tier in ipairs { "memory", "disk" } do
-    local taken = shots[tier]
-    if taken then
-      local place = tier == "disk" and shots.folder or tier
-      tiers[#tiers + 1] = ("step %d in %s, %s"):format(taken.step, place, ago(now - taken.at))
-    end
+  local function add(taken, place)
+    if not taken then return end
+    local on = taken.hosts and (" of %d %s"):format(taken.hosts, taken.hosts == 1 and "host" or "hosts") or ""
+    local behind = (taken.behind_bytes or 0) > 0 and (", replicas %s behind"):format(text.bytes(taken.behind_bytes))
+      or ""
+    tiers[#tiers + 1] = ("step %d in %s%s, %s%s"):format(taken.step, place, on, ago(now - taken.at), behind)
   end
+  add(shots.memory, "memory")
+  add(shots.disk, shots.folder)
+  add(shots.in_store, shots.store)
   say(row, "snapshots", tiers[1] and table.concat(tiers, "; ") or "none yet")
+  if status.recovery then say(row, "recovery", progress.pause_words(status.recovery)) end
   if status.plan then say(row, "plan", (status.plan:gsub("\n", "\n" .. (" "):rep(11)))) end
   for i, event in ipairs(status.timeline) do
     say(row, i == 1 and "changes" or "", ("%s  after step %d  %s"):format(os.date("%H:%M:%S", event.at), event.step,

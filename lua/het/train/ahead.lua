@@ -246,6 +246,20 @@ function ahead.is_ready(run, seconds_left)
   return not own.joining or entry and is_done(entry) or native.clock() - own.since > most_seconds
 end
 
+--- How many times as fast steps are predicted to be with those that wait to join; nil where the planner has not planned
+-- for both.
+function ahead.speedup_by_joining(run)
+  local own, automatic, cluster = run.ahead, automatic_of(run.arguments), run.cluster_here
+  local joining = own and own.plans[own.joining or false]
+  local here = joining and cluster and automatic and own.plans[ahead.key(cluster, automatic.fallbacks > 0)]
+  if not here or not is_done(joining) then return nil end
+  local function seconds(answer)
+    return answer and answer.feasible and (answer.step_seconds or answer.report.step_seconds) or nil
+  end
+  local now, later = seconds(here.answer), seconds(joining.answer)
+  return now and later and now / later
+end
+
 --- The plan for the ranks that are here, where it was made ahead or is on its way; nil: there is none.
 -- @treturn table functions `is_done` and `wait`, as planning.begin returns them; `was_done`, whether it was there at
 -- once; `renamed`, the names of machines now by those in the plan, nil where they are the same

@@ -45,6 +45,7 @@ local function take_over(run)
   end
   for _, event in ipairs(run.timeline or {}) do events[#events + 1] = event end
   run.timeline, run.answers = last(events, most_events), run.answers or earlier.answers
+  run.last_pause = run.last_pause or earlier.recovery
 end
 
 -- Who waits to join; nil: no one does.
@@ -63,6 +64,14 @@ local function plans_ahead(run)
   return foreseen and { foreseen = foreseen, planned = planned }
 end
 
+-- The newest whole snapshot in memory: { step =, at =, hosts =, behind_bytes = }.
+local function in_memory(run)
+  local taken = (run.snapshot_taken or {}).memory
+  local held = taken and snapshots.newest(run)
+  return taken and { step = taken.step, at = taken.at, hosts = held and held.hosts,
+    behind_bytes = held and held.behind_bytes }
+end
+
 -- All that `hetrun status` shows.
 local function status_of(run, state)
   local a = run.arguments
@@ -77,8 +86,9 @@ local function status_of(run, state)
     changes = run.member and run.ledger.changes, steps_repeated = run.member and run.ledger.steps_repeated,
     paid = run.member and run.ledger.paid, money_lost = run.ledger.paid and run.ledger.money_lost,
     hourly = run.hourly, ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
-    snapshots = { memory = taken.memory, disk = taken.disk, folder = (a.snapshot or {}).folder,
-      store = (a.snapshot or {}).store },
+    recovery = run.last_pause,
+    snapshots = { memory = in_memory(run), disk = taken.disk, in_store = taken.store,
+      folder = (a.snapshot or {}).folder, store = (a.snapshot or {}).store },
   }
 end
 
@@ -107,7 +117,7 @@ function control.follow(run)
   local roster = run.cluster:roster()
   if roster and roster.number ~= run.generation_seen then
     local sentence = roster.number == 1 and "the run began with %d %s" or "generation " .. roster.number .. ": "
-      .. roster.reason:gsub("%%", "%%%%") .. "; %d %s"
+      .. run.change_reason:gsub("%%", "%%%%") .. "; %d %s"
     note(run, sentence:format(#run.roll, #run.roll == 1 and "rank" or "ranks"))
   elseif not roster and not run.generation_seen then
     note(run, ("the run began with %d ranks"):format(#run.roll))

@@ -8,6 +8,7 @@ local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
 local money = require "het.train.money"
+local pace = require "het.train.pace"
 local policy = require "het.policy"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
@@ -31,11 +32,23 @@ local function missing_in(there, members)
   return count
 end
 
+-- Why there is a new generation: as the roster says, but that ranks were not lost which all know to leave.
+local function reason_of(self, roster)
+  local is_there, all_left, any = {}, true, false
+  for _, id in ipairs(roster.members) do is_there[id] = true end
+  for _, id in ipairs(self.members or {}) do
+    if not is_there[id] then all_left, any = all_left and (self.leavers or {})[id] ~= nil, true end
+  end
+  if not any or not all_left then return roster.reason end
+  local _, why = next(self.leavers)
+  return roster.reason:gsub(" is lost$", " has left"):gsub(" are lost$", " have left") .. ": " .. why
+end
+
 -- What a policy decides a change by.
 -- @string kind see het.policy.on_change
 local function change_of(self, kind, more)
   local roster, left = self.cluster:roster(), self.arguments.steps - self.step
-  more.kind, more.generation, more.reason, more.ranks = kind, roster.number, roster.reason, #roster.members
+  more.kind, more.generation, more.reason, more.ranks = kind, roster.number, self.change_reason, #roster.members
   more.step, more.steps_left, more.step_seconds = self.step, left, self.step_seconds
   more.seconds_left = self.step_seconds and self.step_seconds * left
   more.change_seconds = self.change_seconds
@@ -46,11 +59,11 @@ end
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
 -- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
--- another one has broken off what followed it; `host` and `price` of the machine; `nonce`: of the generation, if this
--- is its first rank.
+-- another one has broken off what followed it; `host`, `price` and `link` of the machine; `nonce`: of the generation,
+-- if this is its first rank.
 local function exchange(self)
   local own = { left_behind = self.left_behind, host = native.host(), price = native.settings.price,
-    nonce = native.random_number() }
+    nonce = native.random_number(), link = ranks.own_link(self) }
   local state = self.has_state and { step = self.state:step(), begun = self.begun, called = self.called,
     followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
     evaluations = evaluation.numbers(self), reached = self.reached,
@@ -126,9 +139,17 @@ local function count_change(self, known, members, reached)
   all.steps_repeated = all.steps_repeated + math.max(0, reached - self.step)
 end
 
+-- How fast the machines of these ranks reach each other; measured where one has come.
+local function follow_links(self, all)
+  local hosts, known = {}, {}
+  for i, each in ipairs(all) do hosts[i], known[i] = each.host, each.link or false end
+  ranks.follow_links(self, hosts, known)
+end
+
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.
 local function begin_session(self)
   local roster = self.cluster:roster()
+  self.change_reason = reason_of(self, roster)
   self.left_behind = self.left_behind or roster.came
   if self.ledger then money.pay(self) end   -- all until now
   local all = exchange(self)
@@ -164,6 +185,7 @@ local function begin_session(self)
   end
   money.agree(self.ledger, ledgers)
   money.follow(self, all)
+  follow_links(self, all)
   local members = roster.members
   if self.members and self.cluster:rank() == 0 then native.speak_for_run() end   -- what a policy prints is seen
   self.plan, self.fallbacks = policy.plan(self, change_of(self, self.members and "changed" or "begin", {
@@ -208,6 +230,7 @@ function elastic.join(self, joining)
     self.description = ranks.describe(self)
   end
   joining.about = native.json_encode { device = native.device(self.device).model, description = self.description }
+  self.joined_at = native.clock()
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
@@ -273,7 +296,12 @@ function elastic.admits(self, waits)
   if not (waits or self.session:asked_to_change()) or self.step < (self.ask_again or 0) then return false end
   local waiting = most_waiting(self)
   if waiting == 0 then return false end
-  local admitted, steps = policy.admits(self, change_of(self, "waiting", { waiting = waiting }))
+  local ranks_here = self.cluster:size()
+  local change = change_of(self, "waiting", { waiting = waiting,
+    seconds_between_losses = pace.between_losses(native.clock() - self.joined_at, ranks_here, self.ledger.gone) })
+  local faster = ahead.speedup_by_joining(self) or (ranks_here + waiting) / ranks_here
+  change.new_step_seconds = change.step_seconds and change.step_seconds / faster
+  local admitted, steps = policy.admits(self, change)
   self.ask_again = not admitted and self.step + steps or nil
   return admitted
 end
@@ -321,6 +349,10 @@ function elastic.leaving(self, notices)
   local notice = notice_of(self)
   local answer = policy.notice(self, notice)
   self.ended_by = answer == "stop" and why_taken(notice) or nil
+  self.leavers = answer == "leave" and {} or nil
+  for _, rank in ipairs(self.leavers and notice.ranks or {}) do
+    self.leavers[self.members[rank + 1]] = why_taken(notice)
+  end
   return answer
 end
 
@@ -397,7 +429,7 @@ local function go_on(self, reporter, problem)
   local roster = self.cluster:roster()
   local lost, joined = missing_in(roster.members, members), missing_in(members, roster.members)
   reporter:lead(self.rank == 0)
-  reporter:generation { generation = roster.number, reason = roster.reason, members = #roster.members,
+  reporter:generation { generation = roster.number, reason = self.change_reason, members = #roster.members,
     lost = lost, joined = joined, step = self.step,
     steps_repeated = math.max(0, step - self.step),
     moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
@@ -425,6 +457,7 @@ function elastic.step_done(self, reporter)
   line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
   line.started = nil
   line.money_lost = money.lose(self, line.first_step_seconds, line.steps_repeated)
+  self.last_pause = line
   reporter:timeline(line)
 end
 

@@ -300,7 +300,8 @@ return define.constructor {
     { "snapshot", "record", "of the state, beside the steps; with --elastic also in memory, unasked", fields = {
       { "folder", "string", "where each rank writes its part to disk, a shared folder or one of its machine",
         path = "write" },
-      { "every", "integer", "steps between snapshots in `folder`", default = 100, min = 1 },
+      { "every", "integer", "steps between snapshots in `folder` (default: by what one costs and how often ranks are "
+        .. "lost, 30 s at least)", min = 1 },
       { "keep", "integer", "whole snapshots that are kept in `folder` and `store`", default = 2, min = 1 },
       { "store", "string", "gets a copy of each: a bucket, as \"s3://bucket/mine\" (credentials as for AWS's tools)" },
       { "memory", "boolean", "with --elastic: in the hosts' memory, where too few hosts have a part of the state",

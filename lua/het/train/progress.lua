@@ -129,10 +129,9 @@ local function sources_of(bytes)
   return #parts > 0 and table.concat(parts, ", ") or "each rank had all it needs"
 end
 
---- The pause that a change of ranks made, once a step is done after it. Seconds count from when this rank noticed the
--- loss, or from when the ranks agreed to change; `noticed_seconds`: from the end of `last_step` to that.
-function Progress:timeline(entry)
-  self:record(entry)
+--- The pause that a change of ranks made, once a step is done after it, as a sentence. Seconds count from when a rank
+-- noticed the loss, or from when the ranks agreed to change; `noticed_seconds`: from the end of `last_step` to that.
+function progress.pause_words(entry)
   local function at(name) return native.show_seconds(entry[name .. "_seconds"]) end
   local began = "all agreed;"
   if entry.after_loss then
@@ -140,9 +139,15 @@ function Progress:timeline(entry)
   end
   local planned = at "planned" .. (entry.planned_ahead and " (ahead)" or "")
   local lost = entry.money_lost and (", %s of money lost"):format(text.money(entry.money_lost)) or ""
-  local sentence = "  %s then connected after %s, planned %s, restored %s (%s), step %d done %s; %d %s repeated%s"
-  self:say(sentence:format(began, at "connected", planned, at "restored", sources_of(entry.bytes), entry.first_step,
-    at "first_step", entry.steps_repeated, entry.steps_repeated == 1 and "step" or "steps", lost))
+  local sentence = "%s then connected after %s, planned %s, restored %s (%s), step %d done %s; %d %s repeated%s"
+  return sentence:format(began, at "connected", planned, at "restored", sources_of(entry.bytes), entry.first_step,
+    at "first_step", entry.steps_repeated, entry.steps_repeated == 1 and "step" or "steps", lost)
+end
+
+--- The same, said and recorded.
+function Progress:timeline(entry)
+  self:record(entry)
+  self:say("  " .. progress.pause_words(entry))
 end
 
 --- At the end of a run whose ranks may change: what has become of these, and of the samples.

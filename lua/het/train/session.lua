@@ -12,6 +12,7 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local packing = require "het.train.packing"
 local peak = require "het.profile.peak"
+local ranks = require "het.plan.ranks"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
 local saving = require "het.train.saving"
@@ -104,7 +105,7 @@ local function take_state(self, program, before)
   local trainer = broken_off and before.trainer or nil
   snapshots.finish(run)
   local ok, restored = pcall(native.restore, self.cluster, run.state, program, trainer, run.snapshots,
-    { step_seconds = run.step_seconds, host = native.host() })
+    { step_seconds = run.step_seconds, host = native.host(), bandwidth = (ranks.own_link(run) or {}).bandwidth })
   snapshots.say_warnings(run)
   if not ok and select(2, errors.describe(restored)) == "environment" then   -- it says what was lost with other ranks
     if not run.has_state and (run.step > 0 or not run.resume) then   -- from the last save, or from the start

@@ -1,15 +1,16 @@
 --- Snapshots of a run's state beside its steps. In the memory of the hosts, of runs that outlive their ranks, where a
--- part of the state is on too few hosts to survive the loss of one: as often as the recipe says, else as pays
--- (pace.lua). On disk: every so many steps, each rank its part.
+-- part of the state is on too few hosts to survive the loss of one. On disk: each rank its part. As often as the
+-- recipe says, else as pays (pace.lua).
 --
 -- All ranks take a snapshot after the same step. While a rank still writes one, no rank begins the next in the same
 -- place, in memory or on disk: so the last one is whole before the one before it gives way.
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
 -- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
--- whole ones, the oldest first; `snapshot_taken`, by tier the last whole one: { step =, at = (seconds since 1970) };
--- `snapshot_seconds` that beginning them took; `pace` of those in memory, nil where the recipe says how often;
--- `memory_due`: the step after which the next is taken.
+-- whole ones, the oldest first; `snapshot_taken`, by tier ("memory", "disk", "store") the last whole one: { step =,
+-- at = (seconds since 1970) }; `snapshot_seconds` that beginning them took; `pace` of those in memory and `disk_pace`
+-- of those on disk, nil where the recipe says how often; `memory_next`, `disk_next`: the steps after which the next is
+-- taken; `disk_due`: whether it is, and has not begun.
 local native = require "het.native"
 local errors = require "het.errors"
 local pace = require "het.train.pace"
@@ -22,6 +23,10 @@ local snapshots = {}
 local function warn(format, ...)
   if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
 end
+
+-- Seconds between two snapshots on disk that the recipe does not ask for, at least: a loss of all ranks is rare, and
+-- disks wear out.
+local least_on_disk = 30
 
 -- The native object of a run that takes any, before its first session.
 function snapshots.begin(run)
@@ -39,6 +44,7 @@ function snapshots.begin(run)
   run.snapshots = native.run_snapshots(wanted)
   run.snapshotting, run.on_disk, run.snapshot_taken, run.snapshot_seconds = {}, {}, {}, 0
   run.pace = in_memory and not a.memory_every and pace.new() or nil
+  run.disk_pace = a.folder and not a.every and pace.new(least_on_disk) or nil
 end
 
 -- One is whole on all ranks.
@@ -83,8 +89,10 @@ function snapshots.follow(run, program)
       .. "of the state goes back to one on disk, or ends the run", short, text.bytes(memory.own_bytes),
       text.bytes(memory.limit_bytes))
   end
-  run.cleaned, run.memory_pause, run.memory_again, run.memory_due = false, 1, 0, 0
+  run.cleaned, run.memory_pause, run.memory_again, run.memory_next = false, 1, 0, 0
+  run.disk_next = run.step + pace.first_steps
   if run.pace then pace.follow(run.pace) end
+  if run.disk_pace then pace.follow(run.disk_pace) end
 end
 
 --- The newest whole snapshot in memory of this session: { age = steps that the run is ahead of it, hosts = that hold
@@ -95,7 +103,7 @@ function snapshots.newest(run)
   local step = run.snapshots and snapshots.step_of(run, "memory")
   if not step or step <= run.session.first_step then return nil end
   return { age = run.step - step, hosts = run.snapshots:hosts(), behind_bytes = run.snapshots:behind_bytes(),
-    every = math.max(1, run.memory_due - step), cost = run.pace and run.pace.cost,
+    every = math.max(1, run.memory_next - step), cost = run.pace and run.pace.cost,
     stall = run.snapshot_seconds + run.state:seconds_waited() }
 end
 
@@ -114,7 +122,8 @@ local function is_whole(run)
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
   run.memory_pause = 1
-  run.memory_due = step + (run.pace and pace.next_steps(run) or (run.arguments.snapshot or {}).memory_every or 1)
+  run.memory_next = step + (run.pace and pace.next_steps(run.pace, run)
+    or (run.arguments.snapshot or {}).memory_every or 1)
   note(run, "memory", task)
 end
 
@@ -132,7 +141,9 @@ end
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
+  if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
   note(run, "disk", task)
+  if (run.arguments.snapshot or {}).store then note(run, "store", task) end   -- which the same task has sent there
   for _, written in ipairs(task:wait()) do
     if written.tier == "disk" then table.insert(run.on_disk, written.path) end
   end
@@ -168,7 +179,7 @@ local function is_due_in_memory(run)
   end
   run.snapshotting.memory, run.snapshot_failed = nil, false
   return run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and run.snapshots:is_scarce()
-    and run.step >= math.max(run.memory_again, run.memory_due) and run.step ~= step
+    and run.step >= math.max(run.memory_again, run.memory_next) and run.step ~= step
 end
 
 -- The same of the disk.
@@ -180,15 +191,21 @@ local function is_due_on_disk(run)
   return run.disk_due
 end
 
+-- Whether the recipe, or else what a snapshot costs, has one on disk after this step.
+local function is_disk_step(run)
+  local every = run.arguments.snapshot.every
+  if every then return run.step % every == 0 end
+  return run.step >= run.disk_next
+end
+
 --- After a step, on all ranks: go on with what is being written, and take the snapshots that are due. Those in memory
 -- do not wait for a disk or a store.
 function snapshots.after_step(run)
   if not run.snapshots then return end
   local trainer, a = run.session.trainer, run.arguments.snapshot or {}
-  local every = a.every or 0
   if run.pace then pace.step(run.pace, run.snapshotting.memory ~= nil) end
-  run.disk_due = run.disk_due
-    or a.folder and every > 0 and run.step % every == 0 and run.step ~= snapshots.step_of(run, "disk")
+  if run.disk_pace then pace.step(run.disk_pace, run.snapshotting.disk ~= nil) end
+  run.disk_due = run.disk_due or a.folder and run.step ~= snapshots.step_of(run, "disk") and is_disk_step(run)
   local in_memory = not trainer:any_writes() and is_due_in_memory(run)
   local on_disk = not trainer:any_disk_writes() and is_due_on_disk(run)
   -- A version has one snapshot: that of a step which the session before has done is of its layout.
@@ -309,10 +326,19 @@ function snapshots.finish(run)
   run.snapshot_failed, run.disk_failed = false, false
 end
 
+-- What is wrong with files, once each.
+local function say(run, sentences)
+  run.said = run.said or {}
+  for _, sentence in ipairs(sentences) do
+    if not run.said[sentence] then warn("%s", sentence) end
+    run.said[sentence] = true
+  end
+end
+
 --- The state has been restored from snapshots: says from which, and what goes with it.
 -- @treturn table what was kept beside the tensors (record.read)
 function snapshots.restored(run, restored)
-  for _, sentence in ipairs(restored.damaged) do warn("%s", sentence) end
+  say(run, restored.damaged)
   snapshots.say_warnings(run)
   local kept = native.json_decode(restored.about)
   kept.step = restored.step
@@ -334,7 +360,7 @@ end
 
 --- Say which files could not be read.
 function snapshots.say_warnings(run)
-  for _, sentence in ipairs(run.snapshots and run.snapshots:warnings() or {}) do warn("%s", sentence) end
+  say(run, run.snapshots and run.snapshots:warnings() or {})
 end
 
 --- The snapshots are not whole, and the run begins without them.

@@ -43,11 +43,12 @@ def measure_pauses(hetrun, trials):
 def measure_scenarios(hetrun, _):
     rows = scenarios.measure_all(hetrun)
     local = [row for row in rows if sum(row['bytes'].values()) > row['bytes']['store']]
-    # Of one change of ranks: between two the machines train, which is no part of the bound.
+    # Of one change of ranks: between two the machines train, which is no part of the bound. Without bytes to move there is none.
     bounds = [row['moving_seconds'] / row['bound_seconds'] for row in rows
-              if row['bound_seconds'] > 1 and len(row['timelines']) == 1]
+              if sum(row['bytes'].values()) > 0 and len(row['timelines']) == 1]
     return {'best_speedup': max(row['speedup'] for row in rows), 'worst_speedup': min(row['speedup'] for row in local),
-            'bound_ratio': max(bounds, default=None), 'scenarios': rows}
+            'bound_ratio': max(bounds, default=None),
+            'moves_what_is_lacking': all(row['moves_what_is_lacking'] for row in rows), 'scenarios': rows}
 
 
 def measure_disk(hetrun, _):

@@ -17,12 +17,17 @@ local opt = het.options {
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char" }
 
--- One pipeline over stages, each a list of devices, with as many layers in each as is even.
+-- How fast a machine's type is beside the others': those after the first five are of a slower one.
+local function speed_of(device) return tonumber(device:match "%d+") < 5 and 1 or 0.5 end
+
+-- One pipeline over stages, each a list of devices, with as many layers in each as its machines are fast.
 local function pipeline(stages, microbatches)
-  local made, all = {}, opt.layers + 2
+  local made, all, sum, before = {}, opt.layers + 2, 0, 0
+  for _, devices in ipairs(stages) do sum = sum + speed_of(devices[1]) end
   for i, devices in ipairs(stages) do
-    devices.layers = i < #stages and math.floor(all * i / #stages) - math.floor(all * (i - 1) / #stages) or nil
-    made[i] = het.stage(devices)
+    local after = before + speed_of(devices[1])
+    devices.layers = i < #stages and math.floor(all * after / sum) - math.floor(all * before / sum) or nil
+    made[i], before = het.stage(devices), after
   end
   return het.pipeline { microbatches = microbatches, unpack(made) }
 end

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import difference
 from metrics import Metrics
 from network import Network
 
@@ -144,6 +145,7 @@ SCENARIOS = [
     Scenario('a machine is lost, its layers are in the cloud alone', lost=(2,), memory=False),
     Scenario('a machine is lost, tensor parallelism of two becomes one', way='tensor', lost=(1,)),
     Scenario('a machine is lost, a new one takes its place', lost=(2,), new=(4,)),
+    Scenario('a machine is lost, one of a slower type takes its place', lost=(2,), new=(5,)),
     Scenario('a machine joins', machines=3, new=(4,)),
 ]
 
@@ -169,6 +171,23 @@ def received_since(network, before):
             for machine, counts in before.items()}
 
 
+def bytes_of(timeline, *tiers):
+    return sum((timeline.get('bytes') or {}).get(tier, 0) for tier in tiers)
+
+
+def lacking_of(scenario, timelines, tensors):
+    """Of each change, what the ranks then lack: {'store':, 'near':} in bytes."""
+    members, found = list(range(scenario.machines)), []
+    changes = [[m for m in members if m not in scenario.lost]] if scenario.lost else []
+    changes += [scenario.after] if scenario.new else []
+    for after, timeline in zip(changes, timelines):
+        # State that only the lost had is of an older step.
+        is_back = bytes_of(timeline, 'memory', 'disk', 'store') > 0
+        found.append(difference.lacking(members, sorted(after), scenario.way, tensors, is_back, scenario.memory))
+        members = sorted(after)
+    return found
+
+
 def measure(hetrun, network, scenario, peer_rate, cloud_rate):
     """Seconds without a finished step, ours and of a restart from the cloud."""
     folder = Path(tempfile.mkdtemp())
@@ -189,6 +208,7 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
             ours += timeline['first_step_seconds']
             timelines.append(timeline)
         received = received_since(network, before)
+        tensors = difference.tensors_of(hetrun, next(path.parent for path in cluster.bucket.glob('*/*')))
         cluster.end()
         cluster.settle()
         newest = cluster.newest
@@ -201,10 +221,13 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
         cluster.close()
         shutil.rmtree(folder, ignore_errors=True)
     bound = max(max(peers / peer_rate, cloud / cloud_rate) for peers, cloud in received.values())
+    lacking = lacking_of(scenario, timelines, tensors)
     moving = sum(timeline['restored_seconds'] - timeline['planned_seconds'] for timeline in timelines)
     return {'name': scenario.name, 'seconds': ours, 'restart_seconds': theirs, 'speedup': theirs / ours,
             'bytes': {tier: sum((timeline.get('bytes') or {}).get(tier, 0) for timeline in timelines)
                       for tier in ('live', 'memory', 'disk', 'store')},
+            'lacking': lacking, 'moves_what_is_lacking': lacking == [
+                {'store': bytes_of(timeline, 'store'), 'near': bytes_of(timeline, 'live', 'memory', 'disk')} for timeline in timelines],
             'steps_repeated': sum(timeline['steps_repeated'] for timeline in timelines),
             'restart_steps_repeated': newest - (first['step'] - 1), 'moving_seconds': moving, 'bound_seconds': bound,
             'received': received, 'timelines': timelines}
@@ -231,7 +254,7 @@ def moving_of(hetrun, only, runs):
     for scenario in SCENARIOS:
         if only not in scenario.name or scenario.new or not scenario.memory:
             continue
-        network = Network(5, '1gbit', '100mbit')
+        network = Network(6, '1gbit', '100mbit')
         try:
             for _ in range(runs):
                 moving, bound = measure_moving(hetrun, network, scenario, 125e6)
@@ -246,7 +269,7 @@ def measure_all(hetrun, only=None):
     for scenario in SCENARIOS:
         if only and only not in scenario.name:
             continue
-        network = Network(5, '1gbit', '100mbit')
+        network = Network(6, '1gbit', '100mbit')
         try:
             rows.append(measure(hetrun, network, scenario, 125e6, 12.5e6))
             print(f"{rows[-1]['name']}: {rows[-1]['seconds']:.2f} s, restart {rows[-1]['restart_seconds']:.2f} s, "

@@ -333,10 +333,24 @@ TEST_CASE("state comes from the holder with the least to do, and state without a
   REQUIRE(even.size() == 2);
   CHECK(even.at(2) != even.at(3));
   // Everything that rank 1 sends takes ten times as long.
-  const auto slow = senders({1 << 20, [](int from, int, int64_t bytes) {
-                               return static_cast<double>(bytes) * (from == 1 ? 10 : 1);
-                             }});
+  const auto slow = senders({1 << 20, {{}, {1e9, 1e8, 1e9, 1e9}}});
   CHECK(slow == std::map<int, int>{{2, 0}, {3, 0}});
+  // Where nothing is known of one, it counts as 1 GB/s.
+  CHECK(senders({1 << 20, {{}, {1e9, 0, 1e9, 1e9}}}) == even);
+  CHECK(senders({1 << 20, {{}, {1e9, 0, 4e9, 4e9}}}) == even);
+  // Ranks 1 and 2 are on one host, whose memory is faster than any network.
+  CHECK(senders({1 << 20, {{0, 1, 1, 2}, {}}}).at(2) == 1);
+
+  // Ranks 0 and 1 share a host's port; rank 2 has one alone.
+  Inventory shared;
+  for (const int holder : {0, 1, 2}) shared.add("w", {type, true}, holder, whole);
+  const std::vector<StatePart> all{{"w", {type, true}, whole}};
+  const std::vector<std::vector<StatePart>> halves{
+      all, all, all, {{"w", {type, true}, rows(0, 4)}}, {{"w", {type, true}, rows(4, 8)}}};
+  std::set<int> sending;
+  for (const auto& round : plan_migration(shared, {}, halves, {1 << 20, {{0, 0, 1, 2, 3}, {}}}).rounds)
+    for (const SliceMove& move : round.moves) sending.insert(move.from == 1 ? 0 : move.from);
+  CHECK(sending == std::set<int>{0, 2});
 
   // Ranks 0 and 1 have v; rank 1 receives all of w meanwhile, so rank 0 sends both parts of v.
   Inventory busy;

@@ -492,6 +492,35 @@ TEST_CASE("members of one host read its tiers without the network, and share its
   CHECK(made.plan().why.at(2) == "what host 0 sends takes longest");
 }
 
+TEST_CASE("a recovery is planned by the links and tiers that members report", "[planner][recovery]") {
+  // Two hosts have the state in memory; one has the slower link.
+  RecoveryRequest request;
+  const Inventory::Tensor tensor{{DType::f32, {1000}}, true};
+  for (int m = 0; m < 2; ++m) {
+    request.sources.push_back({m, Tier::memory, 0});
+    request.inventory.add("w", tensor, m, TensorSlice::whole({1000}), {7, 1});
+  }
+  request.needs.resize(3);
+  request.needs[2] = {{"w", tensor, TensorSlice::whole({1000})}};
+  const auto senders = [&] {
+    std::map<int, int64_t> bytes;
+    for (const auto& round : recovery_planner()(request).moves.rounds)
+      for (const SliceMove& move : round.moves) bytes[move.from] += move.bytes;
+    return bytes;
+  };
+  request.links = {{0, 1, 2}, {1e6, 1e9, 1e9}};
+  CHECK(senders() == std::map<int, int64_t>{{1, 4000}});
+  CHECK(recovery_planner()(request).seconds == Approx(4000 / 1e9));
+  request.links.bytes_per_second = {1e9, 1e6, 1e9};
+  CHECK(senders() == std::map<int, int64_t>{{0, 4000}});
+  request.links.bytes_per_second = {0, 0, 0};  // nothing is known
+  CHECK(recovery_planner()(request).seconds == Approx(4000 / 1e9));
+  request.links.host_of = {0, 1, 0};
+  CHECK(recovery_planner()(request).seconds == 0);
+  request.sources[0].bytes_per_second = 1e3;  // its memory is slower than the other's link
+  CHECK(senders() == std::map<int, int64_t>{{1, 4000}});
+}
+
 TEST_CASE("the store helps only where it may or must", "[planner][recovery]") {
   Case made;
   made.needs.resize(2);

@@ -2,11 +2,14 @@
 #include "snapshot/tiers.h"
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
+#include "core/base/elapsed.h"
 #include "core/run/restore.h"
 #include "planner/migrate/migrate.h"
 #include "planner/migrate/recovery.h"
@@ -50,7 +53,7 @@ TEST_CASE("parts of two runs of one name and step are never joined", "[snapshot]
   on_ranks(make_loopback(2), [&](int r, const auto& fabric) {
     const auto world = fabric->group("everyone", all_ranks(*fabric));
     const auto at = static_cast<size_t>(r);
-    SnapshotTiers tiers({{Tier::disk, Path(folders[r]), 0, nullptr}});
+    SnapshotTiers tiers({{Tier::disk, Path(folders[r]), nullptr}});
     RestoreOptions options;
     options.plan_moves = planner::plan_moves({});
     options.plan_recovery = planner::recovery_planner({});
@@ -69,13 +72,61 @@ TEST_CASE("parts of two runs of one name and step are never joined", "[snapshot]
   }
 }
 
+TEST_CASE("a tier is as fast as it was written, until enough of it was read", "[snapshot]") {
+  const Scratch scratch;
+  const std::string folder = scratch.path("kept");
+  const TensorType type{DType::f32, {1 << 19}};  // 2 MiB
+  SampleState state(1, {{"w", type}});
+  state.manifest.version = {5, 1};
+  state.manifest.history = {{1, 1, 77}};
+  state.add("w", TensorSlice::whole(type.shape));
+  make_folder(Path(folder));
+  write_snapshot(snapshot_path(Path(folder), state.manifest), state.manifest, state.parts);
+  SnapshotTiers tiers({{Tier::disk, Path(folder), nullptr}});
+  const auto rate = [&] { return tiers.states(false).at(0).bytes_per_second; };
+  CHECK(rate() == 0);  // not known
+  const auto write = [&](int64_t bytes) {
+    RateMeter::Transfer writing(tiers.written(Tier::disk));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    writing.arrived(bytes);
+  };
+  write(1 << 10);
+  CHECK(rate() == 0);  // too little to tell
+  write(1 << 20);
+  const double written = rate();
+  CHECK(written > 0);
+  CHECK(written <= (1 << 20) / 0.02);
+  tiers.follow(state.manifest.history);
+  tiers.read(Tier::disk, {5, 1}, "w", TensorSlice::whole(type.shape));
+  const double read = rate();
+  CHECK(read > 0);
+  CHECK(read != written);
+  tiers.read(Tier::disk, {5, 1}, "w", parse_slice(type.shape, "[0:4]"));
+  CHECK(rate() == read);  // too little to change it
+}
+
+TEST_CASE("transfers at the same time count together", "[snapshot]") {
+  RateMeter meter;
+  const auto begun = std::chrono::steady_clock::now();
+  {
+    RateMeter::Transfer first(meter), second(meter);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    first.arrived(1 << 20);
+    second.arrived(1 << 20);
+    CHECK(meter.bytes_per_second() == 0);  // they are under way
+  }
+  const double rate = meter.bytes_per_second();
+  CHECK(rate >= (2 << 20) / seconds_since(begun));
+  CHECK(rate <= (2 << 20) / 0.02);
+}
+
 TEST_CASE("of two runs' files in one folder those of the run that is followed are read", "[snapshot]") {
   const Scratch scratch;
   const History own{{1, 1, 77}}, other{{1, 1, 78}};
   const std::string folder = scratch.path("both");
   write_half(folder, {5, 1}, other, 0, 50);
   write_half(folder, {5, 1}, own, 1, 5);
-  SnapshotTiers tiers({{Tier::disk, Path(folder), 0, nullptr}});
+  SnapshotTiers tiers({{Tier::disk, Path(folder), nullptr}});
   const auto states = tiers.states(false);
   REQUIRE(states.size() == 2);
   CHECK(states[0].history != states[1].history);
