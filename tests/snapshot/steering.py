@@ -63,6 +63,12 @@ class Steering(unittest.TestCase):
         self.assertEqual(done.returncode, code, f'{words}\n{done.stdout}\n{done.stderr}')
         return done.stdout, done.stderr
 
+    def undisturbed(self, *words):
+        """The losses of a run whose snapshots are removed."""
+        _, losses = self.train('--shot=0', *words)
+        shutil.rmtree(self.folder / 'snaps')
+        return losses
+
     def train(self, *words, ranks=(), code=0):
         """What is printed, and the losses of each step in their order."""
         (self.folder / 'metrics.jsonl').unlink(missing_ok=True)
@@ -85,7 +91,7 @@ class Steering(unittest.TestCase):
              'elastic, sharded': (('--workers', 4, '--elastic', '2:4'), ('--sharded',))}
 
     def test_a_run_goes_back_to_its_snapshot_and_takes_the_same_steps_again(self):
-        _, right = self.train('--shot=0')
+        right = self.undisturbed()
         for name, (ranks, words) in self.RANKS.items():
             with self.subTest(name):
                 shutil.rmtree(self.folder / 'snaps', ignore_errors=True)
@@ -98,9 +104,11 @@ class Steering(unittest.TestCase):
                 self.assert_same(losses, right)
 
     def test_a_snapshot_is_restored_under_any_other_plan(self):
-        _, right = self.train('--shot=0')
+        right = self.undisturbed()
         self.train(*self.RANKS['pipeline'][1], ranks=self.RANKS['pipeline'][0])
         (self.folder / 'snaps').rename(self.folder / 'kept')
+        for path in (self.folder / 'kept').glob('step-12-*'):   # of the run's end
+            path.unlink()
         for name, (ranks, words) in self.RANKS.items():
             with self.subTest(name):
                 shutil.rmtree(self.folder / 'snaps', ignore_errors=True)
@@ -111,7 +119,7 @@ class Steering(unittest.TestCase):
     def test_a_later_run_goes_on_with_what_was_restored_and_not_with_what_was_given_up(self):
         self.train('--lr=0.1', '--steps=5')
         (self.folder / 'snaps').rename(self.folder / 'kept')
-        _, right = self.train('--shot=0', '--back=1', '--from=kept')
+        right = self.undisturbed('--back=1', '--from=kept')
         # After step 8 it goes back to step 5 of the other run, beside snapshots of steps 2 to 8.
         self.train('--shot=0', '--back=8', '--from=kept', '--every=2', '--steps=9')
         said, losses = self.train('--shot=0', '--resume', '--every=2')
@@ -147,13 +155,13 @@ class Steering(unittest.TestCase):
 
     def test_a_saved_model_is_restored(self):
         self.train('--save=saved', '--allow-write=saved', '--shot=0', '--steps=5')
-        _, right = self.train('--shot=0')
-        shutil.rmtree(self.folder / 'snaps', ignore_errors=True)
+        right = self.undisturbed()
         said, losses = self.train('--shot=0', '--back=8', '--from=saved', '--workers=2')
         self.assertIn('restored all of the state from the model in saved; the run goes on after step 5', said)
         self.assert_same(losses, right)
         self.assertEqual(len(losses[6]), 2)
         (self.folder / 'saved' / 'training.snapshot').unlink()
+        shutil.rmtree(self.folder / 'snaps')
         said, _ = self.train('--shot=0', '--back=8', '--from=saved', code=2)
         self.assertIn('saved holds a model alone, without the state of its training; only = "*" takes its weights', said)
         said, _ = self.train('--shot=0', '--back=8', '--from=saved', '--only=*')
@@ -186,12 +194,19 @@ class Steering(unittest.TestCase):
 
     def test_a_step_has_one_snapshot(self):
         self.train('--shot=4', '--every=4', '--steps=9')
-        self.assertEqual(sorted(int(path.name.split('-')[1]) for path in (self.folder / 'snaps').glob('*.snapshot')), [4, 8])
+        # The last one is of the run's end.
+        self.assertEqual(sorted(int(path.name.split('-')[1]) for path in (self.folder / 'snaps').glob('*.snapshot')), [8, 9])
 
     def test_what_a_run_writes_says_which_model_it_is_of(self):
         self.train('--steps=5')
         out, _ = self.hetrun('snapshot', 'export', 'snaps', 'model')
         self.assertIn('the model after step 5', out)
+        # The vocabulary is beside the snapshots, and goes where they go.
+        self.hetrun('snapshot', 'copy', 'snaps', 'elsewhere')
+        words = [(self.folder / place / 'vocabulary.json').read_bytes() for place in ('snaps', 'elsewhere', 'model')]
+        self.assertEqual(len(set(words)), 1)
+        out, _ = self.hetrun('snapshot', 'import', 'model', 'again')
+        self.assertIn('step 5, ', out)
         lines = 's = het.snapshot.open "snaps"\nprint(s.model.model_type, s.ranks, s.holders[1].rank, s.holders[1].file)\n'
         out, _ = self.hetrun('--quiet', entered=lines)
         self.assertRegex(out, r'^gpt2\t1\t0\tsnaps/step-5-.*\n')

@@ -404,6 +404,11 @@ function files.vocabulary(folder)
   return tokenizer.vocabulary(folder)
 end
 
+--- Keep a vocabulary beside the snapshots in a folder: that of their run, for those who export a model from them.
+function files.keep_vocabulary(folder, vocabulary)
+  native.save_files({ { path = folder .. "/vocabulary.json", json = vocabulary } }):wait()
+end
+
 --- The snapshot of a saved run that can go on, opened; nil where the folder has none.
 function files.training(folder)
   local path = folder .. "/" .. parts[1]
@@ -414,7 +419,8 @@ end
 
 --- What a folder holds of a run, under our names: for a snapshot.
 -- @treturn table list of { name =, tensor = a tensor or a stored one, trained = }
--- @treturn table what is kept beside the tensors: `config`, `vocabulary`, and of a run that can go on its numbers
+-- @treturn table what is kept beside the tensors: `config`, `vocabulary`, `step` where it is known, and of a run that can
+-- go on its numbers
 function files.stored(folder)
   require_folder(folder)
   local config = native.json_read(place_of(folder, "config.json"))
@@ -427,10 +433,13 @@ function files.stored(folder)
     by_name[name].tensor, by_name[name].trained = tensor, trained
   end
   local collector = { set_initial = function(_, name, tensor) put(name, tensor, true) end }
+  local metadata
   if type(config) == "table" and config.model_type == "hetrun" then
-    for name, tensor in pairs((read_tensors(folder))) do put(name, tensor, true) end
+    local tensors
+    tensors, metadata = read_tensors(folder)
+    for name, tensor in pairs(tensors) do put(name, tensor, true) end
   else
-    files.set_initial_weights(folder, files.load(folder), collector)
+    metadata = files.set_initial_weights(folder, files.load(folder), collector)
   end
   local training, about = files.training(folder), {}
   if training then   -- it has the trained parameters, the model perhaps averaged ones
@@ -440,6 +449,7 @@ function files.stored(folder)
     about.step, about.cursor, about.seed = summary.step, summary.cursor, summary.seed
   end
   about.config, about.vocabulary = config, files.vocabulary(folder)
+  about.step = about.step or tonumber((metadata or {}).step)
   return list, about
 end
 

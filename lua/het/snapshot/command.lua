@@ -110,6 +110,9 @@ verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, int
       errors.usage("%s cannot be copied:\n  %s", tostring(opened), table.concat(problems, "\n  "))
     end
     local paths = opened.native:copy_to(folder)
+    local vocabulary = native.path_kind(place) == "folder" and native.path_kind(folder) == "folder"
+      and files.vocabulary(place)
+    if vocabulary then files.keep_vocabulary(folder, vocabulary) end
     if native.settings.json then return { files = paths } end
     for _, path in ipairs(paths) do say("%s", path) end
   end }
@@ -131,7 +134,7 @@ verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapsho
     local opened = open(place)
     files.expect_free(model)
     opened.about.step = opened.step
-    if native.path_kind(place) == "folder" then   -- of a saved run it has the vocabulary beside the snapshot
+    if native.path_kind(place) == "folder" then   -- the vocabulary is beside the snapshots
       opened.about.vocabulary = opened.about.vocabulary or files.vocabulary(place)
     end
     files.export(model, opened.about, {

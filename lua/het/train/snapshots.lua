@@ -13,6 +13,7 @@
 -- taken; `disk_due`: whether it is, and has not begun.
 local native = require "het.native"
 local errors = require "het.errors"
+local files = require "het.model.folder"
 local pace = require "het.train.pace"
 local record = require "het.train.record"
 local text = require "het.text"
@@ -138,9 +139,21 @@ local function result_of(run, task, where)
   return nil
 end
 
+-- The first process of each machine keeps the vocabulary beside the snapshots.
+local function keep_vocabulary(run)
+  if run.vocabulary_kept or (os.getenv "LOCAL_RANK" or "0") ~= "0" then return end
+  run.vocabulary_kept = true
+  local vocabulary = run.arguments.data:vocabulary()
+  if not vocabulary then return end
+  local ok, why = pcall(files.keep_vocabulary, run.arguments.snapshot.folder, vocabulary)
+  if not ok and select(2, errors.describe(why)) ~= "environment" then error(why, 0) end
+  if not ok then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
+end
+
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
+  keep_vocabulary(run)
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
   note(run, "disk", task)
   if (run.arguments.snapshot or {}).store then note(run, "store", task) end   -- which the same task has sent there

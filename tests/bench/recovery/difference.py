@@ -1,13 +1,22 @@
 """What ranks lack of the state after a change, tensor by tensor, from the plans of scenario.lua: the least that has to move."""
 
 import json
+import os
 import re
 import subprocess
+import sys
+import tempfile
 
 
-def tensors_of(hetrun, folder):
-    """Of the newest whole snapshot in a folder: bytes by name."""
-    shown = subprocess.run([hetrun, 'snapshot', 'show', str(folder), '--json'], capture_output=True, text=True, check=True)
+def tensors_of(hetrun, objects):
+    """Of the newest whole snapshot in files with a store's objects: bytes by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in objects:
+            if found := re.search(r'step-.*\.snapshot$', path.name):
+                os.link(path, os.path.join(folder, found[0]))
+        shown = subprocess.run([hetrun, 'snapshot', 'show', folder, '--json'], capture_output=True, text=True, check=False)
+        if shown.returncode != 0:
+            sys.exit(f'{shown.stderr}{os.listdir(folder)}')
     return {tensor['name']: tensor['bytes'] for tensor in json.loads(shown.stdout)['tensors']}
 
 

@@ -208,7 +208,7 @@ def measure(hetrun, network, scenario, peer_rate, cloud_rate):
             ours += timeline['first_step_seconds']
             timelines.append(timeline)
         received = received_since(network, before)
-        tensors = difference.tensors_of(hetrun, next(path.parent for path in cluster.bucket.glob('*/*')))
+        tensors = difference.tensors_of(hetrun, cluster.bucket.glob('*/*'))
         cluster.end()
         cluster.settle()
         newest = cluster.newest
