@@ -419,8 +419,8 @@ end
 
 --- What a folder holds of a run, under our names: for a snapshot.
 -- @treturn table list of { name =, tensor = a tensor or a stored one, trained = }
--- @treturn table what is kept beside the tensors: `config`, `vocabulary`, `step` where it is known, and of a run that can
--- go on its numbers
+-- @treturn table what is kept beside the tensors: `config`, `vocabulary`, `step` where it is known, and of a run that
+-- can go on its numbers
 function files.stored(folder)
   require_folder(folder)
   local config = native.json_read(place_of(folder, "config.json"))
