@@ -84,11 +84,19 @@ local Optimizer = {}
 Optimizer.__index = Optimizer
 Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.name, tostring(self.arguments.lr)) end
 
--- What a function of the recipe returns for a step: a number from 0 on and below `limit`.
-local function number_of(self, name, step, steps, limit, needed)
+-- Ranges of what functions of the step return: accepts(number), and the words for it.
+local ranges = {
+  rate = { function(number) return number >= 0 and number < math.huge end, "a rate of at least 0" },
+  share = { function(number) return number >= 0 and number < 1 end, "a number of at least 0 and below 1" },
+  exponent = { function(number) return number < 0 and number > -math.huge end, "a number below 0" },
+}
+
+-- What a function of the recipe returns for a step: a number of a range.
+local function number_of(self, name, step, steps, range)
+  local accepts, needed = unpack(range)
   local fn = self.arguments[name]
   local number = fn(step, steps)
-  if type(number) ~= "number" or not (number >= 0 and number < limit) then
+  if type(number) ~= "number" or not accepts(number) then
     errors.usage("%s: optim.%s.%s: the function returned %s for step %d; %s is needed", source.place_of(fn), self.name,
       name, text.value(number), step, needed)
   end
@@ -100,17 +108,18 @@ function Optimizer:rate(step, steps)
   local lr = self.arguments.lr
   if type(lr) == "number" then return lr end
   if type(lr) ~= "function" then return lr:at(step, steps) end
-  return number_of(self, "lr", step, steps, math.huge, "a rate of at least 0")
+  return number_of(self, "lr", step, steps, ranges.rate)
 end
 
--- What may be a function of the step beside the rate.
-local of_steps = { "beta1", "beta2", "momentum" }
+-- What may be a function of the step beside the rate, and the range of its numbers.
+local of_steps = { { "beta1", ranges.share }, { "beta2", ranges.share }, { "beta2_decay", ranges.exponent },
+  { "momentum", ranges.share } }
 
 --- Names of the arguments beside the rate that are functions of the step.
 function Optimizer:functions()
   local names = {}
-  for _, name in ipairs(of_steps) do
-    if type(self.arguments[name]) == "function" then names[#names + 1] = name end
+  for _, entry in ipairs(of_steps) do
+    if type(self.arguments[entry[1]]) == "function" then names[#names + 1] = entry[1] end
   end
   return names
 end
@@ -118,8 +127,9 @@ end
 --- What those functions return for a step, by name.
 function Optimizer:numbers(step, steps)
   local numbers = {}
-  for _, name in ipairs(self:functions()) do
-    numbers[name] = number_of(self, name, step, steps, 1, "a number of at least 0 and below 1")
+  for _, entry in ipairs(of_steps) do
+    local name, range = unpack(entry)
+    if type(self.arguments[name]) == "function" then numbers[name] = number_of(self, name, step, steps, range) end
   end
   return numbers
 end
@@ -200,17 +210,6 @@ local function optimizer(name, sentence, fields, update, example, average, is_co
   }
 end
 
-optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
-  { "momentum", "number", "share of the last update that is kept", default = 0, min = 0, below = 1 },
-  { "nesterov", "boolean", "look ahead along the momentum (Nesterov)", default = false },
-}, function(self, graph, parameter, gradient, inputs)
-  local a = self.arguments
-  local momentum = a.momentum > 0 and graph:buffer("sgd.momentum." .. parameter.name, "f32", parameter.shape)
-  op.sgd(parameter.value, momentum, gradient, inputs.lr, inputs.coefficient, {
-    momentum = a.momentum, nesterov = a.nesterov, weight_decay = self:decay_of(parameter),
-  })
-end)
-
 -- The arguments, and values of the update phase in place of functions.
 local function settings_of(self, inputs)
   local settings = {}
@@ -275,13 +274,30 @@ local function composed(name, sentence, fields, update, example, average)
   optimizer(name, sentence, fields, composed_update(update), example, average, true)
 end
 
--- A share, which may be a function of the step.
-local function beta(name, doc, default)
-  return { name, "number|function", doc .. "; or a function(step, steps) that returns it", default = default, min = 0,
-    below = 1 }
+-- A number that may be a function of the step; `range` has its bounds.
+local function of_step(name, doc, default, range)
+  range[1], range[2], range[3], range.default = name, "number|function", doc
+    .. "; or a function(step, steps) that returns it", default
+  return range
 end
 
--- One operator computes an update with numbers, and several one with functions.
+-- A share, which may be a function of the step.
+local function beta(name, doc, default) return of_step(name, doc, default, { min = 0, below = 1 }) end
+
+-- One operator computes an update of SGD or AdamW with numbers, and several one with functions.
+local composed_sgd = composed_update(updates.sgd)
+optimizer("sgd", "Stochastic gradient descent, with momentum if asked for.", {
+  beta("momentum", "share of the last update that is kept", 0),
+  { "nesterov", "boolean", "look ahead along the momentum (Nesterov)", default = false },
+}, function(self, graph, parameter, gradient, inputs)
+  local a = self.arguments
+  if #self:functions() > 0 then return composed_sgd(self, graph, parameter, gradient, inputs) end
+  local momentum = a.momentum > 0 and graph:buffer("sgd.momentum." .. parameter.name, "f32", parameter.shape)
+  op.sgd(parameter.value, momentum, gradient, inputs.lr, inputs.coefficient, {
+    momentum = a.momentum, nesterov = a.nesterov, weight_decay = self:decay_of(parameter),
+  })
+end)
+
 local composed_adamw = composed_update(updates.adamw)
 optimizer("adamw", "AdamW (Loshchilov and Hutter 2019), in f32.", {
   beta("beta1", "decay of the mean of gradients", 0.9),
@@ -299,7 +315,7 @@ composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction o
 
 composed("adafactor", "Adafactor (Shazeer and Stern 2018): of a matrix it keeps means over rows and columns instead "
   .. "of a moment for each weight; steps are relative to the size of the weights.", {
-  { "beta2_decay", "number", "second moments take in a step's squares by step^this", default = -0.8, below = 0 },
+  of_step("beta2_decay", "second moments take in a step's squares by step^this", -0.8, { below = 0 }),
   { "threshold", "number", "greatest root of the mean square of an update", default = 1, above = 0 },
   { "eps", "number", "least size of a parameter, which its steps are relative to", default = 1e-3, above = 0 },
 }, updates.adafactor)
@@ -323,12 +339,13 @@ composed("muon", "Muon (Jordan et al. 2024): makes the momentum of each hidden m
 composed("schedule_free", "Schedule-free AdamW (Defazio et al. 2024): a warm-up and then the same rate, without an end "
   .. "that has to be known; evaluations and saves have the average of the steps. Rates of one to ten times AdamW's "
   .. "serve.", {
-  { "beta1", "number", "how near the average gradients are taken", default = 0.9, min = 0, below = 1 },
+  beta("beta1", "how near the average gradients are taken after the step", 0.9),
   beta("beta2", "decay of the mean of squared gradients", 0.999),
   { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
 }, updates.schedule_free, "optim.schedule_free { lr = optim.constant { peak = 3e-3, warmup = 100 } }", function(a)
   return { prefix = "schedule_free.x.", evaluate = true, save = true, weight = function(state)
-    return updates.schedule_free_weight(a, state "schedule_free.sum", state "schedule_free.last")
+    local beta1 = type(a.beta1) == "function" and state "schedule_free.beta1" or a.beta1
+    return updates.schedule_free_weight(beta1, state "schedule_free.sum", state "schedule_free.last")
   end }
 end)
 

@@ -38,10 +38,15 @@ local function falling(step, steps) return 0.95 - 0.3 * (step - 1) / steps end
 local function rising(step) return math.min(0.95, 0.8 + 0.01 * (step - 1)) end
 optimizers.betas = optim.adamw { lr = 1e-3, beta1 = falling, beta2 = rising, weight_decay = 0.1, clip = 1 }
 optimizers.muon_momentum = optim.muon { lr = 2e-3, weight_decay = 0.1, momentum = rising, beta2 = falling, clip = 1 }
+optimizers.sgd_momentum = optim.sgd { lr = 0.2, momentum = rising, nesterov = true, weight_decay = 1e-3, clip = 1 }
+optimizers.beta2_decay = optim.adafactor { lr = 1e-2, weight_decay = 0.1, clip = 1,
+  beta2_decay = function(step, steps) return -0.9 + 0.3 * (step - 1) / steps end }
 
 optimizers.ema = optimizers.adamw
 optimizers.schedule_free = optim.schedule_free { lr = optim.constant { peak = 5e-3, warmup = 9 }, weight_decay = 0.1,
   beta1 = 0.9, beta2 = 0.95, clip = 1 }
+optimizers.schedule_free_beta1 = optim.schedule_free { lr = 5e-3, weight_decay = 0.1, beta1 = falling, beta2 = 0.95,
+  clip = 1 }
 
 local plans = {
   one = nil,

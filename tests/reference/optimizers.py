@@ -34,15 +34,16 @@ class Lion(torch.optim.Optimizer):
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """AdamW by Algorithm 1 of "The Road Less Scheduled" (Defazio et al. 2024), which gives each parameter as y."""
+    """AdamW by Algorithm 1 of "The Road Less Scheduled" (Defazio et al. 2024), which gives each parameter as y. The betas are set before
+    each step."""
 
     def __init__(self, groups, lr, betas, eps):
-        super().__init__(groups, {'lr': lr, 'weight_decay': 0})
-        self.betas, self.eps, self.steps, self.squares = betas, eps, 0, 0
+        super().__init__(groups, {'lr': lr, 'weight_decay': 0, 'betas': betas})
+        self.eps, self.steps, self.squares = eps, 0, 0
 
     @torch.no_grad()
     def step(self):
-        (beta1, beta2), self.steps = self.betas, self.steps + 1
+        (beta1, beta2), self.steps = self.param_groups[0]['betas'], self.steps + 1
         rate = self.param_groups[0]['lr'] * math.sqrt(1 - beta2 ** self.steps)
         self.squares += rate ** 2
         share = rate ** 2 / self.squares
@@ -107,6 +108,12 @@ def set_for_step(name, group, step):
         group['lr'] = 5e-3 * min(1, (step + 1) / 10)
     if name == 'betas':
         group['betas'] = (falling(step), rising(step))
+    if name == 'sgd_momentum':
+        group['momentum'] = rising(step)
+    if name == 'beta2_decay':
+        group['beta2_decay'] = -0.9 + 0.3 * step / STEPS
+    if name == 'schedule_free_beta1':
+        group.update(lr=5e-3, betas=(falling(step), 0.95))
     if name == 'muon_momentum' and 'momentum' in group:
         group['momentum'] = rising(step)
     elif name == 'muon_momentum':
@@ -120,13 +127,15 @@ def make(name, model):
         vectors = [p for p in parameters if p.dim() < 2]
         return [{'params': matrices, 'weight_decay': decay}, {'params': vectors, 'weight_decay': 0}]
     everything = list(model.parameters())
-    if name == 'schedule_free':
+    if name.startswith('schedule_free'):
         return [ScheduleFree(groups(everything, 0.1), lr=0, betas=(0.9, 0.95), eps=1e-8)]
     if name in ('adamw', 'custom', 'rate', 'ema', 'betas'):
         return [torch.optim.AdamW(groups(everything, 0.1), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)]
     if name == 'lion':
         return [Lion(groups(everything, 0.3), lr=3e-4)]
-    if name == 'adafactor':
+    if name == 'sgd_momentum':
+        return [torch.optim.SGD(groups(everything, 1e-3), lr=0.2, momentum=0.8, nesterov=True)]
+    if name in ('adafactor', 'beta2_decay'):
         return [torch.optim.Adafactor(groups(everything, 0.1), lr=1e-2)]
     blocks = {n: p for n, p in model.named_parameters() if p.dim() >= 2 and ('.h.' in n or '.layers.' in n)}
     others = [p for p in everything if not any(p is b for b in blocks.values())]
@@ -194,7 +203,7 @@ class Optimizers(unittest.TestCase):
             if averaged:
                 averaged.update_parameters(model)
             losses.append(loss.item())
-        if name == 'schedule_free':
+        if name.startswith('schedule_free'):
             with torch.no_grad():
                 for p in model.parameters():
                     p.copy_(optimizers[0].state[p]['x'])
@@ -235,6 +244,15 @@ class Optimizers(unittest.TestCase):
 
     def test_betas(self):
         self.check('betas')
+
+    def test_sgd_with_a_momentum_of_the_step(self):
+        self.check('sgd_momentum')
+
+    def test_adafactor_with_a_decay_of_the_step(self):
+        self.check('beta2_decay')
+
+    def test_schedule_free_with_a_beta1_of_the_step(self):
+        self.check('schedule_free_beta1')
 
     def test_lion(self):
         self.check('lion')

@@ -1,5 +1,5 @@
 --- How optimizers change a parameter: functions of a `step` that has
---   settings         the optimizer's arguments; betas and momentum may be scalars, where they are functions of the step
+--   settings         the optimizer's arguments; those that are functions of the step are scalars
 --   param, gradient  values in f32 of the parameter's shape; the gradient is clipped
 --   lr, count        scalars: the learning rate, and the number of the step from 1 in f32
 --   decay            the weight decay of this parameter
@@ -15,9 +15,13 @@ local updates = {}
 
 local function scaled(x, factor) return op.scale(x, { factor = factor }) end
 
+-- factor · x, and 1 - a, where the factor and `a` are numbers or scalars.
+local function multiplied(x, factor) return type(factor) == "number" and scaled(x, factor) or op.mul(x, factor) end
+local function rest_of(a) return type(a) == "number" and 1 - a or op.shift(op.neg(a), { amount = 1 }) end
+
 -- (1 - share) · old + share · new, where the share is a scalar.
 local function mixed(old, new, share)
-  return op.add(op.mul(old, op.shift(op.neg(share), { amount = 1 })), op.mul(new, share))
+  return op.add(op.mul(old, rest_of(share)), op.mul(new, share))
 end
 
 -- a · old + (1 - a) · new, where `a` is a number or a scalar.
@@ -38,8 +42,16 @@ local function mean_square(x) return op.mean(op.square(x)) end
 
 -- 1 - beta^count
 local function debiasing(step, beta)
-  local exponent = type(beta) == "number" and scaled(step.count, math.log(beta)) or op.mul(step.count, op.log(beta))
-  return op.shift(op.neg(op.exp(exponent)), { amount = 1 })
+  return rest_of(op.exp(multiplied(step.count, type(beta) == "number" and math.log(beta) or op.log(beta))))
+end
+
+--- SGD, for a momentum that is a function of the step; as torch.optim.SGD whose `momentum` is set before each step.
+function updates.sgd(step)
+  local a, g = step.settings, step.gradient
+  if step.decay ~= 0 then g = op.add(g, scaled(step.param, step.decay)) end
+  local momentum = op.add(op.mul(step.state "momentum", a.momentum), g)
+  local direction = a.nesterov and op.add(g, op.mul(momentum, a.momentum)) or momentum
+  return { param = op.sub(step.param, op.mul(direction, step.lr)), momentum = momentum }
 end
 
 --- Lion (Chen et al. 2023): the sign of an average of momentum and gradient.
@@ -53,8 +65,8 @@ end
 function updates.adafactor(step)
   local a, rank, g = step.settings, #step.shape, step.gradient
   local epsilon = 2 ^ -23                       -- of f32: the least second moment
-  local fresh = op.exp(scaled(op.log(step.count), a.beta2_decay))   -- 1 - beta2: count^beta2_decay
-  local kept = op.shift(op.neg(fresh), { amount = 1 })
+  local fresh = op.exp(multiplied(op.log(step.count), a.beta2_decay))   -- 1 - beta2: count^beta2_decay
+  local kept = rest_of(fresh)
   local function track(name, shape, seen)
     return op.add(op.mul(step.state(name, shape), kept), op.mul(seen, fresh))
   end
@@ -148,21 +160,28 @@ end
 
 --- The weight of the parameter y in the average x after a step: x' = (1 - w) x + w y, where y = (1 - beta1) z
 -- + beta1 x' and x' = (1 - c) x + c z.
+-- @param beta1 of that step
 -- @param sum, last what the optimizer keeps for the parameter: the squared rates of all steps, and of the last
-function updates.schedule_free_weight(a, sum, last)
-  local c = share_of_last(sum, last)
-  return op.div(c, op.shift(op.scale(c, { factor = a.beta1 }), { amount = 1 - a.beta1 }))
+function updates.schedule_free_weight(beta1, sum, last)
+  local c, rest = share_of_last(sum, last), rest_of(beta1)
+  local toward_x = multiplied(c, beta1)
+  return op.div(c, type(rest) == "number" and op.shift(toward_x, { amount = rest }) or op.add(toward_x, rest))
 end
 
 --- Schedule-free AdamW (Defazio et al. 2024): gradients are taken at y, between z, which moves as by Adam, and x,
--- the average of all z. The parameter is y; z follows from it and x, so that what is kept is as much as of AdamW.
+-- the average of all z. The parameter is y; z follows from it and x, so that what is kept is as much as of AdamW. A
+-- beta1 that is a function is kept from the step that made y: 0 at first, where y is z.
 function updates.schedule_free(step)
   local a, old = step.settings, step.state "x"
   local sum, last, y = step.state("sum", {}), step.state("last", {}), step.param
-  local x = mixed(old, y, updates.schedule_free_weight(a, sum, last))
-  local z = scaled(op.sub(y, scaled(x, a.beta1)), 1 / (1 - a.beta1))
+  local is_number = type(a.beta1) == "number"
+  local beta1 = is_number and a.beta1 or step.state("beta1", {})   -- of the last step
+  local x = mixed(old, y, updates.schedule_free_weight(beta1, sum, last))
+  local z = op.sub(y, multiplied(x, beta1))
+  z = is_number and scaled(z, 1 / (1 - beta1)) or op.div(z, rest_of(beta1))
   local rate = op.mul(step.lr, op.sqrt(debiasing(step, a.beta2)))
-  local new = { x = x, v = average(a.beta2, step.state "v", op.square(step.gradient)), last = op.square(rate) }
+  local new = { x = x, v = average(a.beta2, step.state "v", op.square(step.gradient)), last = op.square(rate),
+    beta1 = not is_number and a.beta1 or nil }
   new.sum = op.add(sum, new.last)
   local direction = op.div(step.gradient, op.shift(op.sqrt(new.v), { amount = a.eps }))
   if step.decay ~= 0 then direction = op.add(direction, scaled(y, step.decay)) end
