@@ -243,6 +243,14 @@ void saving_wait(SavingHandle& saving) { saving->wait(); }
 
 // --- corpora and samplers
 
+DocumentOptions documents_at(lua_State* L, int index) {
+  DocumentOptions options;
+  options.packing = field<bool>(L, index, "packing").value_or(false);
+  options.ending = field<std::string>(L, index, "ending");
+  options.ending_id = field<int32_t>(L, index, "ending_id");
+  return options;
+}
+
 int new_corpus(lua_State* L) {
   if (!lua_istable(L, 1)) wrong_argument(L, 1, "a table of settings");
   const std::string kind = field<std::string>(L, 1, "kind").value_or("text");
@@ -262,6 +270,7 @@ int new_corpus(lua_State* L) {
     options.model = field<Path>(L, 1, "model").value_or(Path{});
     options.most_bytes = field<int64_t>(L, 1, "most_bytes").value_or(options.most_bytes);
     options.vocabulary = vocabulary();
+    options.documents = documents_at(L, 1);
     return Convert<CorpusHandle>::push(L, Corpus::from_text(options));
   }
   if (kind == "tokens") {
@@ -275,6 +284,7 @@ int new_corpus(lua_State* L) {
     lua_getfield(L, 1, "tokenizer_json");
     if (!lua_isnil(L, -1)) options.tokenizer = json_at(L, lua_gettop(L));
     lua_pop(L, 1);
+    options.documents = documents_at(L, 1);
     return Convert<CorpusHandle>::push(L, Corpus::from_tokens(options));
   }
   if (kind == "examples") {
@@ -379,8 +389,8 @@ int corpus_index(lua_State* L) {
     return Convert<std::string>::push(L, fmt::format("{:016x}", corpus->fingerprint()));
   if (name == "tokens") return Convert<int64_t>::push(L, corpus->tokens());
   if (name == "name") return Convert<std::string>::push(L, corpus->name());
-  if (name == "examples") {  // nil: it is a text
-    if (!corpus->has_examples()) return 0;
+  if (name == "examples" || name == "documents") {  // nil: it has none
+    if (!corpus->has_examples() || corpus->has_documents() != (name == "documents")) return 0;
     return Convert<int64_t>::push(L, corpus->examples(Split::train) + corpus->examples(Split::holdout));
   }
   if (name == "holds_out") return Convert<bool>::push(L, corpus->holds_out());
@@ -416,10 +426,10 @@ int sampler_next(lua_State* L) {  // -> {inputs = {...}, labels = {...}, count, 
 int64_t sampler_cursor(SamplerHandle& sampler) { return sampler->cursor(); }
 void sampler_seek(SamplerHandle& sampler, int64_t cursor) { sampler->seek(cursor); }
 void sampler_close(SamplerHandle& sampler) { sampler->close(); }
-// How many examples share how many rows, and how many tokens they have.
+// How many examples share how many rows, how many tokens they have, and how many pieces of documents do.
 std::vector<int64_t> sampler_packed(SamplerHandle& sampler) {
   const PackedExamples packed = sampler->packed();
-  return {packed.examples, packed.rows, packed.tokens};
+  return {packed.examples, packed.rows, packed.tokens, packed.pieces};
 }
 
 // --- a tokenizer without a corpus: of a saved vocabulary

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/base/units.h"
+#include "core/data/chat.h"
 #include "core/data/data_files.h"
 #include "core/data/token_files.h"
 #include "core/io/file.h"
@@ -182,7 +183,62 @@ uint64_t Corpus::fingerprint() const {
 void Corpus::set_holdout(double holdout) {
   if (!(holdout >= 0 && holdout < 1))
     fail_usage("holdout = {} is not a share: from 0 (nothing held out) to below 1, for example 0.1", holdout);
-  train_ = static_cast<int64_t>(static_cast<double>(examples_or_tokens()) * (1 - holdout));
+  train_ = static_cast<int64_t>(static_cast<double>(documents_ ? all_.count : examples_or_tokens()) *
+                                (1 - holdout));
+  if (!documents_) return;
+  // Documents are held out whole: those that begin behind this token, and the last one at least.
+  train_ = std::lower_bound(starts_.begin(), starts_.end(), train_) - starts_.begin();
+  if (holdout > 0) train_ = std::clamp<int64_t>(train_, 0, std::max<int64_t>(1, examples_or_tokens() - 1));
+}
+
+namespace {
+
+int32_t ending_of(const Corpus& corpus, const DocumentOptions& options) {
+  if (options.ending_id) return *options.ending_id;
+  const Tokenizer* tokenizer = corpus.tokenizer();
+  const Json special = tokenizer == nullptr ? Json() : special_tokens_of(*tokenizer);
+  const std::string* text = options.ending ? &*options.ending : as_string(find_member(special, "eos_token"));
+  if (text == nullptr)
+    fail_usage("packing of '{}' needs 'ending', the token behind each document{}", corpus.name(),
+               tokenizer == nullptr ? ", as a number: there is no vocabulary that names one"
+                                    : ": the tokenizer names none");
+  if (tokenizer == nullptr)
+    fail_usage("ending = \"{}\" needs the vocabulary of '{}'; a token's number does not", *text,
+               corpus.name());
+  const std::vector<int32_t> ids = tokenizer->encode(*text);
+  if (ids.size() != 1)
+    fail_usage("ending = \"{}\" is {} tokens; one token stands behind each document", *text, ids.size());
+  return ids[0];
+}
+
+}  // namespace
+
+void Corpus::divide(const DocumentOptions& options, std::span<const std::vector<int64_t>> known) {
+  std::optional<int32_t> ending;
+  bool ends = false;
+  starts_ = {0};
+  const auto begin_at = [&](int64_t token) {
+    if (token > starts_.back()) starts_.push_back(token);
+  };
+  for (size_t p = 0; p < pieces_.size(); ++p) {
+    const TokenPiece& piece = pieces_[p];
+    if (p < known.size() && !known[p].empty()) {
+      for (const int64_t token : known[p]) begin_at(piece.first + token);
+      begin_at(piece.first + piece.count);
+      continue;
+    }
+    if (!ending) ending = ending_of(*this, options);
+    for (int64_t i = 0; i < piece.count; ++i) {
+      if (token_at(piece.data + i * all_.width, all_.width) != *ending) continue;
+      begin_at(piece.first + i + 1);
+      ends = true;
+    }
+  }
+  if (ending && !ends)
+    fail_usage("'{}' does not have the token {}, which stands behind each document; give it as 'ending'",
+               name_, *ending);
+  begin_at(all_.count);
+  packs_ = documents_ = true;
 }
 
 int64_t Corpus::examples_or_tokens() const {
@@ -197,7 +253,7 @@ Example Corpus::example(Split split, int64_t index, int64_t row) const {
   HET_REQUIRE(index >= 0 && index < examples(split) && row >= 0 && row < rows_, index, row);
   const auto which = static_cast<size_t>((index + (split == Split::train ? 0 : train_)) * rows_ + row);
   const int64_t begin = starts_[which];
-  return {all_.part(begin, starts_[which + 1] - begin), counted_.data() + begin};
+  return {all_.part(begin, starts_[which + 1] - begin), counted_.empty() ? nullptr : counted_.data() + begin};
 }
 
 TokenView Corpus::view(Split split) const {
@@ -243,6 +299,7 @@ std::shared_ptr<const Corpus> Corpus::from_text(const TextCorpusOptions& options
                  else
                    keep(encode_as<uint32_t>(*corpus->tokenizer_, text), 4);
                });
+  if (options.documents.packing) corpus->divide(options.documents, {});
   corpus->set_holdout(options.holdout);
   return corpus;
 }
@@ -262,6 +319,7 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
   std::shared_ptr<Corpus> corpus(new Corpus);
   corpus->name_ = options.path.text;
   auto files = std::make_shared<std::vector<TokenFile>>();
+  std::vector<std::vector<int64_t>> documents;
   int64_t most = 0;
   for (const Path& where : token_files(options.path)) {
     const std::string& path = where.text;
@@ -271,6 +329,7 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
                  8 * tokens.width, files->front().file->path(), 8 * files->front().width);
     corpus->add_piece(tokens.data, tokens.count, tokens.width);
     ++corpus->files_;
+    if (options.documents.packing) documents.push_back(indexed_documents(where));
     if (options.vocabulary != 0 || !options.tokenizer.is_null() || !options.tokenizer_kind.empty()) continue;
     uint32_t greatest = 0;
     for (int64_t i = 0; i < tokens.count; ++i)
@@ -292,6 +351,7 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
   require_vocabulary(corpus->vocabulary_);
   if (known > corpus->vocabulary_)
     fail_usage("vocab = {} is less than the {} tokens of the vocabulary given", corpus->vocabulary_, known);
+  if (options.documents.packing) corpus->divide(options.documents, documents);
   corpus->set_holdout(options.holdout);
   return corpus;
 }

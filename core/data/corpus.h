@@ -40,6 +40,16 @@ struct TokenView {
   TokenView part(int64_t from, int64_t n) const { return {pieces, width, first + from, n}; }
 };
 
+// Of tokens that are documents, one behind the other.
+struct DocumentOptions {
+  // Are samples to train on rows of documents? One that is longer than the context is divided.
+  bool packing = false;
+  // The token behind each document: a text that is one token, or its id. Neither: the token that ends a text
+  // by the tokenizer's folder. Not needed where an index names the documents.
+  std::optional<std::string> ending = {};
+  std::optional<int32_t> ending_id = {};
+};
+
 struct TextCorpusOptions {
   Path path;  // a file, or a folder: its text files, recursively, in sorted order
   std::string tokenizer = "char";
@@ -47,6 +57,7 @@ struct TextCorpusOptions {
   Json vocabulary = {};  // of an earlier run; given, it is used instead of tokenizer and model
   double holdout = 0.1;  // share of the tokens, at the end, kept for validation
   int64_t most_bytes = int64_t{1} << 30;  // of a folder's text: files beyond are left out
+  DocumentOptions documents = {};
 };
 
 struct ExampleCorpusOptions {
@@ -66,7 +77,8 @@ struct ExampleCorpusOptions {
   bool preferences = false;
 };
 
-// One example of a corpus: its tokens, and for each whether the loss counts its prediction.
+// One example of a corpus, or a document: its tokens, and for each whether the loss counts its prediction;
+// null: it counts all.
 struct Example {
   TokenView tokens;
   const uint8_t* counted = nullptr;
@@ -84,6 +96,7 @@ struct TokenCorpusOptions {
   Json tokenizer = {};
   std::string tokenizer_kind = {};
   Path tokenizer_model = {};
+  DocumentOptions documents = {};
 };
 
 // A corpus of a mixture, and its share of the samples in any unit.
@@ -118,6 +131,8 @@ class Corpus {
   TokenView view(Split split) const;
   // Is it made of examples? Then samples are whole examples, not windows of `view`.
   bool has_examples() const { return !starts_.empty(); }
+  // Are the examples documents, which samples have in pieces of a context?
+  bool has_documents() const { return documents_; }
   int64_t examples(Split split) const;
   // Rows of a sample: 2 of preferences, the better answer and the other; else 1.
   int64_t rows() const { return rows_; }
@@ -142,6 +157,8 @@ class Corpus {
   Corpus() = default;
   void add_piece(const std::byte* data, int64_t count, int width);
   void set_holdout(double holdout);
+  // `known`: where documents begin in each piece of the tokens; empty: behind each ending.
+  void divide(const DocumentOptions& options, std::span<const std::vector<int64_t>> known);
   int64_t examples_or_tokens() const;
 
   std::string name_;
@@ -151,8 +168,8 @@ class Corpus {
   int64_t train_ = 0;             // tokens of the first part, or examples
   std::vector<int64_t> starts_;   // of rows of examples, and where the last one ends
   int64_t rows_ = 1;              // of an example
-  std::vector<uint8_t> counted_;  // one for each token of examples
-  bool packs_ = false;
+  std::vector<uint8_t> counted_;  // one for each token of examples; none of documents
+  bool packs_ = false, documents_ = false;
   int64_t vocabulary_ = 0;
   int files_ = 0, skipped_ = 0;
   std::shared_ptr<const Tokenizer> tokenizer_;

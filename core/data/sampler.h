@@ -1,6 +1,6 @@
-// Batches of windows of a corpus, of its examples, or of rows of several examples. Sample number i of a run
-// is a pure function of (corpus, context, seed, i): the order depends neither on batch, micro-batch nor rank,
-// and a run goes on at any cursor. A thread of the Sampler's own makes batches ahead.
+// Batches of windows of a corpus, of its examples, or of rows of several examples or documents. Sample number
+// i of a run is a pure function of (corpus, context, seed, i): the order depends neither on batch,
+// micro-batch nor rank, and a run goes on at any cursor. A thread of the Sampler's own makes batches ahead.
 #pragma once
 
 #include <cstdint>
@@ -60,10 +60,11 @@ struct ExampleCuts {
 };
 ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context);
 
-// How the examples to train on lie in rows that they share.
+// How the examples and documents to train on lie in rows that they share.
 struct PackedExamples {
   int64_t examples = 0, rows = 0;
   int64_t tokens = 0;  // of the examples; rows have `context` each
+  int64_t pieces = 0;  // of documents: those that fit in a row are one
 };
 
 // Where sample `index` starts in its split: a golden-ratio sequence, spread evenly over any part of it. The

@@ -111,20 +111,12 @@ void copy_window(const Corpus& corpus, const SamplerOptions& o, const Surroundin
   std::copy(around.behind.begin(), around.behind.end(), to + count);
 }
 
-// Which example is sample number `index`: in training each comes once in an epoch, in an order that seed and
-// epoch decide; those held out come once, as they stand. Nothing: the holdout has ended.
-std::optional<Example> example_of(const Corpus& corpus, const SamplerOptions& o, int64_t index, int64_t row) {
-  const int64_t count = corpus.examples(o.split);
-  if (o.split == Split::train)
-    return corpus.example(o.split, permuted(o.seed, index / count, count, index % count), row);
-  return index < count ? std::optional(corpus.example(o.split, index, row)) : std::nullopt;
-}
-
 // Labels of an example that fit in a context.
 int64_t labels_of(const Example& example, int64_t context) {
   return std::min(context, example.tokens.count - 1);
 }
 int64_t counted_labels(const Example& example, int64_t context) {
+  if (example.counted == nullptr) return labels_of(example, context);
   const uint8_t* first = example.counted + 1;
   return std::count(first, first + labels_of(example, context), 1);
 }
@@ -133,8 +125,15 @@ int64_t counted_labels(const Example& example, int64_t context) {
 void copy_example(const Example& example, int64_t count, int32_t* inputs, int32_t* labels) {
   example.tokens.copy(0, count, inputs);
   example.tokens.copy(1, count, labels);
+  if (example.counted == nullptr) return;
   for (int64_t i = 0; i < count; ++i)
     if (example.counted[i + 1] == 0) labels[i] = kIgnoredLabel;
+}
+
+void require_known(const Corpus& corpus, Split split, int32_t token, int64_t position) {
+  if (token < 0 || token >= corpus.vocabulary_size())
+    fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}", corpus.name(),
+               token, position, name_of(split), corpus.vocabulary_size());
 }
 
 // A window of text, or of token ids.
@@ -145,17 +144,9 @@ void fill_window(const Corpus& corpus, const SamplerOptions& o, std::span<const 
   copy_window(corpus, o, around, index, inputs);
   if (o.objective == Objective::next_token) tokens.copy(start + 1, o.context, labels);
   for (int64_t i = 0; i < o.context; ++i)
-    if (inputs[i] < 0 || inputs[i] >= corpus.vocabulary_size())
-      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
-                 corpus.name(), inputs[i], start + i - std::ssize(around.before), name_of(o.split),
-                 corpus.vocabulary_size());
-  if (o.objective == Objective::next_token) {
-    const int32_t last = labels[o.context - 1];
-    if (last < 0 || last >= corpus.vocabulary_size())
-      fail_usage("'{}' holds the token {} at position {} of its {} split; the vocabulary has {}",
-                 corpus.name(), last, start + o.context, name_of(o.split), corpus.vocabulary_size());
-    return;
-  }
+    require_known(corpus, o.split, inputs[i], start + i - std::ssize(around.before));
+  if (o.objective == Objective::next_token)
+    return require_known(corpus, o.split, labels[o.context - 1], start + o.context);
   const std::vector<int32_t> given(inputs, inputs + o.context);
   const Masking masking(o, given, special, index);
   for (int64_t i = 0; i < o.context; ++i) {
@@ -170,10 +161,14 @@ void require_examples(const Corpus& corpus, const SamplerOptions& o) {
   if (o.objective != Objective::next_token)
     fail_usage("'{}' holds examples: they are for models that predict the next token", corpus.name());
   if (corpus.examples(o.split) == 0)
-    fail_usage("'{}' holds {} examples, none of them {}; use a {} holdout", corpus.name(),
+    fail_usage("'{}' holds {} {}, none of them {}; use a {} holdout", corpus.name(),
                corpus.examples(Split::train) + corpus.examples(Split::holdout),
+               corpus.has_documents() ? "documents" : "examples",
                o.split == Split::train ? "to train on" : "held out",
                o.split == Split::train ? "smaller" : "larger");
+  if (corpus.has_documents() && corpus.view(o.split).count == corpus.examples(o.split))
+    fail_usage("the documents of '{}' {} have one token each; there is nothing to predict", corpus.name(),
+               o.split == Split::train ? "to train on" : "held out");
 }
 
 // Throws unless the split has something to draw samples from, in every corpus of a mixture.
@@ -235,7 +230,8 @@ ExampleCuts cuts_of(const Corpus& corpus, Split split, int64_t context) {
     const ExampleCuts own = cuts_of(*source.corpus, split, context);
     cuts = {cuts.examples + own.examples, cuts.cut + own.cut, cuts.empty + own.empty};
   }
-  const int64_t examples = corpus.has_examples() ? corpus.examples(split) : 0;
+  const bool cuttable = corpus.has_examples() && !corpus.has_documents();
+  const int64_t examples = cuttable ? corpus.examples(split) : 0;
   cuts.examples += examples;
   for (int64_t i = 0; i < examples; ++i) {
     bool cut = false, empty = false;
@@ -270,7 +266,37 @@ Samples::Samples(const Corpus& corpus, const SamplerOptions& options)
     std::sort(special_.begin(), special_.end());
     special_.erase(std::unique(special_.begin(), special_.end()), special_.end());
   }
+  add_pieces(corpus);
   if (options_.split == Split::train) add_rows(corpus);
+}
+
+// How documents of this corpus and of those that it mixes lie in pieces of a context. A piece begins with the
+// last token that the one before it predicts.
+void Samples::add_pieces(const Corpus& corpus) {
+  for (const MixedCorpus& source : corpus.sources())
+    if (source.weight > 0) add_pieces(*source.corpus);
+  if (!corpus.has_documents() || pieces_.contains(&corpus)) return;
+  std::vector<int64_t>& first = pieces_[&corpus];
+  first.push_back(0);
+  for (int64_t d = 0; d < corpus.examples(options_.split); ++d) {
+    const int64_t labels = corpus.example(options_.split, d).tokens.count - 1;
+    first.push_back(first.back() + (labels + options_.context - 1) / options_.context);
+  }
+}
+
+// Examples of the split, or pieces of documents.
+int64_t Samples::count_of(const Corpus& corpus) const {
+  const auto found = pieces_.find(&corpus);
+  return found == pieces_.end() ? corpus.examples(options_.split) : found->second.back();
+}
+
+Example Samples::example(const Corpus& corpus, int64_t index, int64_t row) const {
+  const auto found = pieces_.find(&corpus);
+  if (found == pieces_.end()) return corpus.example(options_.split, index, row);
+  const auto next = std::upper_bound(found->second.begin(), found->second.end(), index);
+  const Example document = corpus.example(options_.split, next - found->second.begin() - 1);
+  const int64_t begin = (index - *(next - 1)) * options_.context;
+  return {document.tokens.part(begin, std::min(options_.context + 1, document.tokens.count - begin))};
 }
 
 // Which examples share a row, of this corpus and of those that it mixes.
@@ -279,28 +305,29 @@ void Samples::add_rows(const Corpus& corpus) {
     if (source.weight > 0) add_rows(*source.corpus);
   if (!corpus.has_examples() || !corpus.packs() || rows_.contains(&corpus)) return;
   std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < corpus.examples(Split::train); ++i) {
-    lengths.push_back(labels_of(corpus.example(Split::train, i), options_.context));
+  for (int64_t i = 0; i < count_of(corpus); ++i) {
+    lengths.push_back(labels_of(example(corpus, i, 0), options_.context));
     packed_.tokens += lengths.back();
   }
   const PackedRows& rows =
       rows_.emplace(&corpus, pack_rows(lengths, options_.context, options_.seed)).first->second;
-  packed_.examples += static_cast<int64_t>(lengths.size());
+  (corpus.has_documents() ? packed_.pieces : packed_.examples) += static_cast<int64_t>(lengths.size());
   packed_.rows += rows.count();
 }
 
-// The examples of sample `number` of a corpus: one, or those of a row. In training rows come as single
-// examples do, each once in an epoch. None: the holdout has ended. `row`: of an example.
+// The examples of sample `number` of a corpus: one, or those of a row. In training each example or row comes
+// once in an epoch, in an order that seed and epoch decide; examples held out come once, as they stand. None:
+// the holdout has ended. `row`: of an example.
 std::vector<Example> Samples::examples_of(const Corpus& corpus, int64_t number, int64_t row) const {
   const auto found = rows_.find(&corpus);
-  if (found == rows_.end()) {
-    const auto example = example_of(corpus, options_, number, row);
-    return example ? std::vector{*example} : std::vector<Example>{};
-  }
-  const int64_t count = found->second.count();
+  const int64_t count = found == rows_.end() ? count_of(corpus) : found->second.count();
+  if (options_.split == Split::holdout && number >= count) return {};
+  const int64_t place = options_.split == Split::holdout
+                            ? number
+                            : permuted(options_.seed, number / count, count, number % count);
+  if (found == rows_.end()) return {example(corpus, place, row)};
   std::vector<Example> examples;
-  for (const int64_t i : found->second.row(permuted(options_.seed, number / count, count, number % count)))
-    examples.push_back(corpus.example(Split::train, i));
+  for (const int64_t i : found->second.row(place)) examples.push_back(example(corpus, i, 0));
   return examples;
 }
 
@@ -315,6 +342,10 @@ void Samples::fill_examples(const Corpus& corpus, int64_t number, int64_t row, i
   for (const Example& example : examples_of(corpus, number, row)) {
     const int64_t count = labels_of(example, context);
     copy_example(example, count, inputs + at, labels + at);
+    if (corpus.has_documents())
+      for (int64_t i = 0; i <= count; ++i)
+        require_known(corpus, options_.split, i < count ? inputs[at + i] : labels[at + count - 1],
+                      example.tokens.first - corpus.view(options_.split).first + i);
     if (starts != nullptr) std::fill_n(starts + at, count, static_cast<int32_t>(at));
     at += count;
   }

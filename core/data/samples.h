@@ -29,7 +29,10 @@ class Samples {
   Batch batch(int64_t cursor) const;
 
  private:
+  void add_pieces(const Corpus& corpus);
   void add_rows(const Corpus& corpus);
+  int64_t count_of(const Corpus& corpus) const;
+  Example example(const Corpus& corpus, int64_t index, int64_t row) const;
   std::vector<Example> examples_of(const Corpus& corpus, int64_t number, int64_t row) const;
   void fill_examples(const Corpus& corpus, int64_t number, int64_t row, int32_t* inputs, int32_t* labels,
                      int32_t* starts) const;
@@ -38,6 +41,8 @@ class Samples {
 
   const Corpus& corpus_;
   SamplerOptions options_;
+  // Of documents: the first piece of each in the split, and the number of pieces.
+  std::map<const Corpus*, std::vector<int64_t>> pieces_;
   std::map<const Corpus*, PackedRows> rows_;  // of those that pack; empty: samples are not shared
   PackedExamples packed_;
   std::vector<int32_t> special_;  // tokens that are not masked, ascending

@@ -77,7 +77,7 @@ struct MegatronIndex {
   static constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
   static constexpr int64_t kHeader = 34;
   int width = 0;  // bytes of a token
-  int64_t tokens = 0;
+  int64_t sequences = 0, documents = 0, tokens = 0;
 };
 
 template <typename T>
@@ -107,6 +107,8 @@ MegatronIndex read_index(const Path& path) {
   if (sequences > rest / 12 || documents > rest / 8 || rest < 12 * sequences + 8 * documents)
     damaged("it ends before its last entry");
   const auto count = static_cast<int64_t>(sequences);
+  index.sequences = count;
+  index.documents = static_cast<int64_t>(documents);
   for (int64_t i = 0; i < count; ++i) {
     const auto length = value_at<int32_t>(file, MegatronIndex::kHeader + 4 * i);
     const auto begin = value_at<int64_t>(file, MegatronIndex::kHeader + 4 * count + 8 * i);
@@ -133,15 +135,43 @@ TokenFile megatron_tokens(const MappedFile& file, const Path& index_path) {
 
 }  // namespace
 
+namespace {
+
+std::optional<Path> index_of(const Path& path) {
+  if (!path.text.ends_with(".bin")) return std::nullopt;
+  Path index = with_ending(path, ".idx");
+  return kind_of(index) == FileKind::file ? std::optional(std::move(index)) : std::nullopt;
+}
+
+}  // namespace
+
 TokenFile open_tokens(const Path& path, int raw_width) {
   auto file = std::make_shared<const MappedFile>(path);
   if (file->bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", path.text);
-  const bool ends_in_bin = path.text.ends_with(".bin");
-  const Path index = ends_in_bin ? with_ending(path, ".idx") : Path();
-  TokenFile tokens = ends_in_bin && kind_of(index) == FileKind::file ? megatron_tokens(*file, index)
-                                                                     : tokens_in(*file, raw_width);
+  const std::optional<Path> index = index_of(path);
+  TokenFile tokens = index ? megatron_tokens(*file, *index) : tokens_in(*file, raw_width);
   tokens.file = std::move(file);
   return tokens;
+}
+
+std::vector<int64_t> indexed_documents(const Path& path) {
+  const std::optional<Path> index_path = index_of(path);
+  if (!index_path) return {};
+  const MegatronIndex index = read_index(*index_path);
+  const MappedFile file(*index_path);
+  const int64_t pointers = MegatronIndex::kHeader + 4 * index.sequences;
+  std::vector<int64_t> begins;
+  int64_t before = 0;
+  for (int64_t d = 0; d < index.documents; ++d) {
+    const auto first = value_at<int64_t>(file, pointers + 8 * index.sequences + 8 * d);
+    if (first < before || first > index.sequences)
+      fail_usage("'{}' is damaged: document {} begins with sequence {} of {}, the one before it with {}",
+                 index_path->text, d, first, index.sequences, before);
+    before = first;
+    begins.push_back(first == index.sequences ? index.tokens
+                                              : value_at<int64_t>(file, pointers + 8 * first) / index.width);
+  }
+  return begins;
 }
 
 std::vector<Path> token_files(const Path& path) {

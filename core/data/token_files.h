@@ -24,6 +24,10 @@ struct TokenFile {
 // `raw_width`: bits of a token where the file says nothing of it.
 TokenFile open_tokens(const Path& path, int raw_width);
 
+// Where the documents of a Megatron data set begin, in tokens, ascending, by the index beside its .bin; none
+// where there is no index. Throws Error(usage) for a damaged one.
+std::vector<int64_t> indexed_documents(const Path& path);
+
 // A file itself; the .bin files of a folder, or those that match a pattern, in the order of their names; the
 // .bin of a Megatron data set, which is named without an ending.
 std::vector<Path> token_files(const Path& path);

@@ -16,9 +16,12 @@ PairSampler.__index = PairSampler
 local Corpus = {}
 Corpus.__index = Corpus
 Corpus.__tostring = function(self)
-  local examples = self.native.examples
-  return ("%s: %s%s tokens, vocabulary of %s"):format(self.native.name,
-    examples and text.grouped(examples) .. " examples, " or "", text.grouped(self.tokens), text.grouped(self.vocab))
+  local counted = ""
+  for _, name in ipairs { "examples", "documents" } do
+    if self[name] then counted = ("%s %s, "):format(text.grouped(self[name]), name) end
+  end
+  return ("%s: %s%s tokens, vocabulary of %s"):format(self.native.name, counted, text.grouped(self.tokens),
+    text.grouped(self.vocab))
 end
 
 --- Token ids of a text.
@@ -97,8 +100,8 @@ define.object {
   sentence = "What hands out batches, as corpus:sampler { ... } returns it.",
   members = {
     { "next", "batches:next()", "The next batch: { inputs, labels, count }, lists of tensors, one for each "
-      .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss. With data.jsonl { packing "
-      .. "= true } also `starts`: where in its row the example of each token begins." },
+      .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss. With packing = true "
+      .. "also `starts`: where in its row the example of each token begins." },
     { "cursor", "batches:cursor()", "Samples handed out so far." },
     { "seek", "batches:seek(cursor)", "Go on from a cursor." },
   },
@@ -130,6 +133,8 @@ define.object {
     { "known", "corpus.known", "Of these token ids, from 0 on, text can be made." },
     { "tokens", "corpus.tokens", "Number of tokens in all." },
     { "examples", "corpus.examples", "Number of examples, of data.jsonl; nil of others." },
+    { "documents", "corpus.documents", "Number of documents, of data.text and data.tokens with packing = true; nil of "
+      .. "others." },
     { "encode", "corpus:encode(text)", "Token ids of a text, as a list.", example = 'corpus:encode "to be"' },
     { "decode", "corpus:decode(ids)", "Text of a list of token ids.", example = "corpus:decode { 0, 1 }" },
     { "vocabulary", "corpus:vocabulary()", "The vocabulary as it is saved beside a model; nil for token files that "
@@ -169,12 +174,34 @@ local function open(constructor, settings, arguments, objective)
   return setmetatable({
     native = result, arguments = arguments, objective = objective,
     vocab = vocab, known = result.known, tokens = result.tokens,
-    examples = result.examples,
+    examples = result.examples, documents = result.documents,
   }, Corpus)
 end
 
--- What data.jsonl alone has.
-local not_packed = { packing = "data.jsonl, whose examples can share a row; windows of a text fill theirs" }
+local packs = { packing = "data.jsonl, data.text or data.tokens, whose examples and documents can share a row" }
+
+-- Of texts and token files: how documents share rows.
+local document_fields = {
+  { "packing", "boolean", "a sample to train on is as many documents as fit in the context, not a window; attention "
+    .. "and positions keep them apart, and longer ones are divided", default = false },
+  { "ending", "string|integer", "with packing: the token behind each document, its text or its number (default: the "
+    .. "token that ends a text by the folder of the tokenizer; Megatron's .idx names documents itself)" },
+}
+
+-- What is wrong with them.
+local function check_documents(name, a, report)
+  if a.ending ~= nil and not a.packing then
+    report("ending", name .. ".ending is the token behind each document: it needs packing = true")
+  elseif type(a.ending) == "number" and a.ending < 0 then
+    report("ending", ("%s.ending = %.14g is no token; tokens count from 0"):format(name, a.ending))
+  end
+end
+
+-- The same as settings of native.corpus.
+local function add_documents(settings, a)
+  settings.packing = a.packing
+  settings[type(a.ending) == "number" and "ending_id" or "ending"] = a.ending
+end
 
 local text_fields = {
   { "path", "string", 'a text file, a folder: its text files in sorted order, or a pattern such as "texts/*.md"',
@@ -230,16 +257,27 @@ local function open_encoded(constructor, settings, a, objective)
 end
 
 local function open_text(constructor, a, objective)
-  local limit = type(a.limit) == "string" and native.parse_bytes(a.limit) or a.limit
-  return open_encoded(constructor, { kind = "text", most_bytes = limit }, a, objective)
+  local settings = { kind = "text",
+    most_bytes = type(a.limit) == "string" and native.parse_bytes(a.limit) or a.limit }
+  add_documents(settings, a)
+  return open_encoded(constructor, settings, a, objective)
+end
+
+local function with_documents(fields)
+  local all = { unpack(fields) }
+  for _, field in ipairs(document_fields) do all[#all + 1] = field end
+  return all
 end
 
 data.text = define.constructor {
   name = "data.text",
-  instead = not_packed,
   sentence = "Text to train on, a file or a folder.",
   example = 'data.text { path = "shakespeare.txt", tokenizer = "char", holdout = 0.1 }',
-  kind = "corpus", positional = 1, fields = text_fields, check = check_text("data.text"),
+  kind = "corpus", positional = 1, fields = with_documents(text_fields),
+  check = function(a, report)
+    check_text("data.text")(a, report)
+    check_documents("data.text", a, report)
+  end,
   build = function(a) return open_text("data.text", a) end,
 }
 
@@ -252,7 +290,7 @@ masked_fields[#masked_fields + 1] =
 
 data.masked = define.constructor {
   name = "data.masked",
-  instead = not_packed,
+  instead = packs,
   sentence = "Text with tokens to be guessed, as BERT is trained. They are hidden by the tokenizer's mask, such as "
     .. "[MASK]; where it has none, as of characters and bytes, the vocabulary has one token more.",
   example = 'data.masked { path = "shakespeare.txt" }',
@@ -328,12 +366,11 @@ end
 
 data.tokens = define.constructor {
   name = "data.tokens",
-  instead = not_packed,
   sentence = "Token ids: nanoGPT's .bin, llm.c's with its header, Megatron's .bin with its .idx, or several of them. "
     .. "They are mapped, not read.",
   example = 'data.tokens { path = "train.bin", width = 16 }',
   kind = "corpus", positional = 1,
-  fields = {
+  fields = with_documents {
     { "path", "string", "the file; a Megatron data set without its ending; a folder: its .bin files; or a pattern such "
       .. 'as "shards/web-*.bin". Several files follow one another, sorted by name', required = true, path = "read" },
     { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
@@ -346,6 +383,7 @@ data.tokens = define.constructor {
       .. "SentencePiece model file",
       path = "read" },
   },
+  check = function(a, report) check_documents("data.tokens", a, report) end,
   build = function(a)
     local ok, settings = pcall(tokenizer_of, a.vocabulary)
     if not ok then
@@ -354,6 +392,7 @@ data.tokens = define.constructor {
     end
     settings.kind, settings.path, settings.width, settings.holdout = "tokens", a.path, a.width, a.holdout
     settings.vocabulary = a.vocab
+    add_documents(settings, a)
     return open("data.tokens", settings, a)
   end,
 }
@@ -384,7 +423,7 @@ data.mixture = define.constructor {
     .. "hold in every batch as nearly as they can. What is held out of them is mixed alike.",
   example = 'data.mixture { { data.tokens "web.bin", 0.7 }, { data.tokens "code.bin", 0.3 } }',
   kind = "corpus", fields = {}, list = { "list", "corpora with their shares", least = 1 }, check = check_mixture,
-  instead = { packing = "data.jsonl { packing = true } of the sources whose examples shall share rows" },
+  instead = { packing = "packing = true of the sources whose examples or documents shall share rows" },
   build = function(a)
     local settings, first = { kind = "mixture", sources = {} }, a[1][1]
     for i, source in ipairs(a) do settings.sources[i] = { corpus = source[1].native, weight = source[2] } end

@@ -61,7 +61,7 @@ local field_names = {
   "pipelines", "stages", "devices", "layers", "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",
   "sharded_optimizer", "optimizer_share", "recompute", "context", "batch", "split", "count", "ahead", "objective",
   "mask_share", "mask_token", "ids", "vocabulary", "holdout", "path", "tokenizer", "model", "width", "most_bytes",
-  "tokenizer_json", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
+  "tokenizer_json", "packing", "ending", "ending_id", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
   "extensions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",
   "interfaces", "cases", "step_seconds", "window", "parts",
   "efficiency", "memory", "f32", "bf16", "f16", "from", "to", "bytes", "seconds", "flops", "profile", "tensors",

@@ -5,6 +5,8 @@ local opt = het.options {
   model   = { "gpt", "which" },
   data    = { "examples.jsonl", "examples", path = "read" },
   packing = { false, "several examples share a row" },
+  kind    = { "jsonl", "or text, tokens: documents that end with a dot" },
+  ending  = { ".", "of an example" },
   mixed   = { "", "a mixture of `data`, packed, and others.jsonl: packed, apart or text" },
   batch   = { 4, "rows of a step" },
   context = { 32, "tokens of a row" },
@@ -14,7 +16,19 @@ local opt = het.options {
   sgd     = { false, "weights lose their gradients, and no more" },
 }
 
-local corpus = het.data.jsonl { path = opt.data, tokenizer = "byte", ending = ".", holdout = 0, packing = opt.packing }
+local constructors = {
+  jsonl = function()
+    return het.data.jsonl { path = opt.data, tokenizer = "byte", ending = opt.ending, holdout = 0,
+      packing = opt.packing }
+  end,
+  text = function()
+    return het.data.text { path = opt.data, tokenizer = "byte", ending = ".", holdout = 0, packing = true }
+  end,
+  tokens = function()
+    return het.data.tokens { path = opt.data, vocab = 256, ending = ("."):byte(), holdout = 0, packing = true }
+  end,
+}
+local corpus = constructors[opt.kind]()
 local function mixture()
   local others = { path = "others.jsonl", tokenizer = "byte", holdout = 0 }
   if opt.mixed ~= "text" then others.ending, others.packing = ".", opt.mixed == "packed" end

@@ -23,6 +23,13 @@ def example(number, length):
     return json.dumps({'prompt': text[:prompt], 'completion': text[prompt:]} if prompt else {'text': text})
 
 
+def megatron_index(lengths, documents):
+    """Of 16-bit tokens: the lengths of sequences, and the first sequence of each document."""
+    starts = [2 * sum(lengths[:i]) for i in range(len(lengths))]
+    return (b'MMIDIDX\0\0' + struct.pack('<QBQQ', 1, 8, len(lengths), len(documents)) + struct.pack(f'<{len(lengths)}i', *lengths)
+            + struct.pack(f'<{len(lengths)}q', *starts) + struct.pack(f'<{len(documents)}q', *documents))
+
+
 class Packing(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -137,6 +144,54 @@ class Packing(unittest.TestCase):
                       '`packing` of each', self.hetrun('--packing', '--data=many.jsonl', '--mixed=apart', '--save=packed-one',
                                                        '--steps=7', '--resume', code=2))
 
+    def put_documents(self, texts):
+        """The same documents as lines of JSON, in pieces that fit in a row of 32, as text, as tokens, and as tokens with an index."""
+        pieces = [text[i:i + 33] for text in texts for i in range(0, len(text) - 1, 32)]
+        (self.folder / 'pieces.jsonl').write_text(''.join(json.dumps({'text': piece}) + '\n' for piece in pieces))
+        (self.folder / 'all.txt').write_text(''.join(texts))
+        for name in ('all', 'indexed'):
+            (self.folder / f'{name}.bin').write_bytes(struct.pack(f'<{len("".join(texts))}H', *''.join(texts).encode()))
+        # The second document is two sequences.
+        lengths = [len(texts[0]), 1, len(texts[1]) - 1, *map(len, texts[2:])]
+        (self.folder / 'indexed.idx').write_bytes(megatron_index(lengths, [0, 1, *range(3, len(lengths) + 1)]))
+        return len(pieces)
+
+    def test_documents_of_text_and_token_files_are_packed_as_lines_of_json_are(self):
+        pieces = self.put_documents([''.join(chr(ord('a') + (d * 5 + i * i) % 26) for i in range(4 + d * 29 % 90)) + '.' for d in range(30)])
+        wanted = self.steps('--packing', '--data=pieces.jsonl', '--ending=', '--steps=6')
+        for kind, file in (('text', 'all.txt'), ('tokens', 'all.bin'), ('tokens', 'indexed.bin'), ('tokens', 'indexed')):
+            with self.subTest(file=file):
+                self.assertEqual(wanted, self.steps(f'--kind={kind}', f'--data={file}', '--steps=6'))
+        said = self.hetrun('--kind=text', '--data=all.txt', '--steps=1')
+        self.assertRegex(said, f'{pieces} pieces of documents share [0-9]+ rows of 32 tokens')
+        self.assertNotIn('left out', said)
+        for first, then in (('one', 'pipeline'), ('tensor', 'data')):
+            with self.subTest(first=first, then=then):
+                workers = {plan: () if plan == 'one' else ('--workers=2',) for plan in (first, then)}
+                words = ('--kind=tokens', '--data=indexed.bin', f'--save={first}')
+                self.steps(*words, '--steps=3', f'--plan={first}', workers=workers[first])
+                rest = self.steps(*words, '--steps=6', '--resume', f'--plan={then}', workers=workers[then])
+                self.assert_alike(wanted, rest, f'{first}, then {then}')
+
+    def test_documents_that_cannot_be_found_are_refused(self):
+        self.put_documents(['abc.', 'de.', 'fghijk.'])
+        recipe = 'return het.data.%s { %s, packing = true }'
+        for kind, arguments, message in (
+                ('text', 'path = "all.txt", tokenizer = "byte"', "packing of 'all.txt' needs 'ending', the token behind each document: the "
+                 'tokenizer names none'),
+                ('text', 'path = "all.txt", tokenizer = "byte", ending = "k."', 'ending = "k." is 2 tokens; one token stands behind each'),
+                ('text', 'path = "all.txt", tokenizer = "byte", ending = "!"', "'all.txt' does not have the token 33, which stands behind"),
+                ('tokens', 'path = "all.bin"', 'as a number: there is no vocabulary that names one'),
+                ('tokens', 'path = "all.bin", ending = "."', 'ending = "." needs the vocabulary of \'all.bin\''),
+                ('tokens', 'path = "all.bin", ending = -1', 'data.tokens.ending = -1 is no token')):
+            with self.subTest(message=message):
+                self.assertIn(message, self.refusal(recipe % (kind, arguments)))
+        self.assertIn('data.text.ending is the token behind each document: it needs packing = true', self.refusal(
+            'return het.data.text { path = "all.txt", tokenizer = "byte", ending = "." }'))
+        (self.folder / 'indexed.idx').write_bytes(megatron_index([4, 3, 7], [0, 2, 1, 3]))
+        self.assertIn("'indexed.idx' is damaged: document 2 begins with sequence 1 of 3, the one before it with 2",
+                      self.refusal(recipe % ('tokens', 'path = "indexed.bin"')))
+
     def test_a_run_goes_on_with_the_rows_that_it_began_with(self):
         self.hetrun('--packing', '--save=rows', '--steps=2')
         self.assertIn('rows counts packed rows of 32 tokens, this run samples that are not packed; go on with the same `packing` and '
@@ -163,9 +218,9 @@ class Packing(unittest.TestCase):
         train = ('local corpus = het.data.jsonl { path = "examples.jsonl", tokenizer = "byte", holdout = 0, packing = true }\n'
                  'return het.train { data = corpus, batch = 2, steps = 1, context = 32, optimizer = het.optim.sgd { lr = 0.1 }, model = '
                  '%s }\n')
-        self.assertIn("unknown field 'packing'; use data.jsonl, whose examples can share a row",
-                      self.refusal('return het.data.text { path = "examples.jsonl", packing = true }'))
-        self.assertIn("unknown field 'packing'; use data.jsonl { packing = true } of the sources",
+        self.assertIn("unknown field 'packing'; use data.jsonl, data.text or data.tokens, whose examples and documents can share a row",
+                      self.refusal('return het.data.masked { path = "examples.jsonl", packing = true }'))
+        self.assertIn("unknown field 'packing'; use packing = true of the sources whose examples or documents shall share rows",
                       self.refusal('return het.data.mixture { { het.data.text "packing.lua", 1 }, packing = true }'))
         self.assertIn("the model, nn.bert, lets tokens see those of other examples; causal attention does not",
                       self.refusal(train % 'het.nn.bert { vocab = corpus.vocab, context = 32, width = 8, layers = 1, heads = 1 }'))

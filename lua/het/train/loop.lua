@@ -124,8 +124,11 @@ local function introduce(self, reporter)
   local cuts = define.kind_of(a.data) == "corpus" and a.data:cuts(self.context)
   if cuts then reporter:say(cuts) end
   if self.session.has_starts then
-    local examples, rows, tokens = unpack(self.session.sampler:packed())
-    reporter:say(("%s examples share %s rows of %d tokens, and fill %.0f %% of them"):format(text.grouped(examples),
+    local examples, rows, tokens, pieces = unpack(self.session.sampler:packed())
+    local what = {}
+    if examples > 0 then what[1] = text.grouped(examples) .. " examples" end
+    if pieces > 0 then what[#what + 1] = text.grouped(pieces) .. " pieces of documents" end
+    reporter:say(("%s share %s rows of %d tokens, and fill %.0f %% of them"):format(table.concat(what, " and "),
       text.grouped(rows), self.context, 100 * tokens / (rows * self.context)))
   end
   if self.plan then reporter:say(tostring(self.plan)) end

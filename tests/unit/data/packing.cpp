@@ -185,3 +185,35 @@ TEST_CASE("a mixture packs the samples of those that pack") {
   }
   CHECK(shared == 2);
 }
+
+TEST_CASE("documents are divided into pieces of the context, and held out whole") {
+  const Scratch scratch;
+  // Of 2, 12, 1, 5, 3 and 4 tokens with their dots: 1, 11, 0, 4, 2 and 3 to predict.
+  const auto corpus = Corpus::from_text({.path = scratch.put("text.txt", "a.bcdefghijkl..mnop.qr.stu."),
+                                         .tokenizer = "byte",
+                                         .holdout = 0.2,
+                                         .documents = {.packing = true, .ending = "."}});
+  REQUIRE(corpus->packs());
+  CHECK(corpus->examples(Split::train) == 5);
+  CHECK(corpus->examples(Split::holdout) == 1);
+  const Sampler sampler(corpus, {.context = 4, .batch = 2, .seed = 1, .ahead = 0});
+  CHECK(sampler.packed().examples == 0);
+  CHECK(sampler.packed().pieces == 1 + 3 + 0 + 1 + 1);
+  CHECK(sampler.packed().tokens == 18);
+  REQUIRE(sampler.packed().rows == 5);
+  const Batch batch = make_batch(*corpus, {.context = 4, .batch = 5, .seed = 1}, 0);
+  CHECK(batch.labelled == 18);
+  std::multiset<std::string> seen;  // what labels are after which inputs
+  for (int64_t i = 0; i < 20; ++i) {
+    const auto at = [&](const std::vector<Tensor>& of) { return static_cast<int64_t>(of[0].at(i)); };
+    if (at(batch.labels) == kIgnoredLabel) continue;
+    seen.insert({static_cast<char>(at(batch.inputs)), static_cast<char>(at(batch.labels))});
+  }
+  CHECK(seen == std::multiset<std::string>{"a.", "bc", "cd", "de", "ef", "fg", "gh", "hi", "ij", "jk", "kl",
+                                           "l.", "mn", "no", "op", "p.", "qr", "r."});
+  const SamplerOptions held{.context = 4, .split = Split::holdout};
+  CHECK(make_batch(*corpus, held, 0).inputs[0].at(0) == 's');
+  CHECK(make_batch(*corpus, held, 0).labelled == 3);
+  CHECK(make_batch(*corpus, held, 0).starts.empty());
+  CHECK(make_batch(*corpus, held, 1).labelled == 0);
+}
