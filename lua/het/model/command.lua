@@ -97,8 +97,9 @@ local function open(program, folder, given)
   else
     local model = files.load(folder)
     require("het.language.mistakes").raise()
-    local problem = generate.problem(model)
+    local problem, left_out = generate.problem(model), files.left_out(model)
     if problem then errors.usage("%s: %s", folder, problem) end
+    if left_out and not native.settings.quiet then native.write("stderr", left_out .. "\n") end
     opened.model, opened.vocab, opened.context = model, model.arguments.vocab, model.arguments.context
     opened.tokenizer = generate.tokenizer_of(folder, rawget(model, "saved_vocabulary"))
   end

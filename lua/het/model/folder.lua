@@ -8,6 +8,7 @@ local adapter = require "het.model.adapter"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
+local nested = require "het.families.nested"
 local tensors_of = require "het.families.tensors"
 local tokenizer = require "het.model.tokenizer"
 local text = require "het.text"
@@ -115,9 +116,16 @@ function files.folder_beside(folder, steps)
   end
 end
 
+-- What config.json says, and whether it is the language model's part of it.
+local function config_in(folder)
+  local config = native.json_read(place_of(folder, "config.json"))
+  local own = nested.language_of(config)
+  return own or config, own ~= nil
+end
+
 -- A recipe's model has to be the one that was saved: weights alone do not show the number of heads or blocks.
 local function require_same_model(family, model, folder)
-  local saved = native.json_read(place_of(folder, "config.json"))
+  local saved = config_in(folder)
   local own = families.config(family, model.arguments)
   if saved.model_type ~= own.model_type then
     errors.usage("%s holds a model of type '%s', the recipe's is of type '%s'", folder, tostring(saved.model_type),
@@ -199,6 +207,13 @@ local function is_other(model, vocabulary)
   if own.kind ~= vocabulary.kind then return true end
   if own.kind == "huggingface" then return own.json ~= vocabulary.json end
   return native.json_encode(own) ~= native.json_encode(vocabulary)
+end
+
+--- What a folder has that is left out of the model that was loaded from it, as a sentence; nil where it has no more.
+function files.left_out(model)
+  if define.kind_of(model) ~= "layer" then return nil end
+  local lora = rawget(model, "lora")
+  return rawget(lora and lora.base or model, "left_out")
 end
 
 -- What config.json of a folder said that a model, or the base of its adapters, was loaded from; nil where it was not,
@@ -323,7 +338,8 @@ local function set_initial_base(folder, model, state)
   local family = families.of(model)
   if family then
     if not rawget(model, "folder") then require_same_model(family, model, folder) end
-    tensors_of.read(family, model, tensors, folder, function(name, tensor) state:set_initial(name, tensor) end)
+    tensors_of.read(family, model, nested.tensors(tensors), folder,
+      function(name, tensor) state:set_initial(name, tensor) end)
     return metadata
   end
   local shapes = tensors_of.shapes_of(rawget(model, "lora") and model.lora.base or model)
@@ -423,7 +439,7 @@ end
 -- can go on its numbers
 function files.stored(folder)
   require_folder(folder)
-  local config = native.json_read(place_of(folder, "config.json"))
+  local config = config_in(folder)
   local list, by_name = {}, {}
   local function put(name, tensor, trained)
     if not by_name[name] then
@@ -508,7 +524,7 @@ end
 -- The model of a folder without adapters.
 local function load_model(folder, options)
   require_folder(folder)
-  local context, config = options.context, native.json_read(place_of(folder, "config.json"))
+  local config, is_part = config_in(folder)
   local kind = type(config) == "table" and config.model_type
   if kind == "hetrun" then
     errors.usage("%s holds a model with layers of a recipe's own; use that recipe with from = \"%s\", or with "
@@ -520,11 +536,14 @@ local function load_model(folder, options)
       table.concat(families.names(), ", "))
   end
   refuse_pickles(folder)
-  local model = families.make(family, config, folder, { context = context })
+  local model = families.make(family, config, folder, { context = options.context })
   if not define.is_unknown(model) then
     rawset(model, "folder", folder)
     rawset(model, "found_config", config)
-    rawset(model, "found_text", native.read_text(place_of(folder, "config.json")))
+    rawset(model, "found_text", is_part and families.config_text(config)
+      or native.read_text(place_of(folder, "config.json")))
+    rawset(model, "left_out", is_part and ("%s holds more than a language model, such as a vision tower, which is "
+      .. "left out; a save is a %s"):format(folder, kind) or nil)
     local vocabulary = files.vocabulary(folder)
     rawset(model, "saved_vocabulary", vocabulary)
     rawset(model, "ends", tokenizer.ends(vocabulary, config, folder))

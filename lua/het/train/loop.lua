@@ -116,6 +116,8 @@ local function introduce(self, reporter)
   reporter:say(("%s parameters%s, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
     trained < self.parameters and (", %s trained"):format(text.count(trained)) or "",
     a.precision, a.steps, batch, text.bytes(self.session.trainer:memory().total)))
+  local left_out = files.left_out(a.model)
+  if left_out then reporter:say(left_out) end
   local skipped = define.kind_of(a.data) == "corpus" and a.data.native.skipped or 0
   if skipped > 0 then
     reporter:say(("files of %s: %d read, %d skipped (binary, links, or beyond `limit`)"):format(

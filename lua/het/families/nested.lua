@@ -1,0 +1,53 @@
+--- Language models in folders that have more: `text_config` inside of config.json, and their tensors beside those of a
+-- vision tower, under names that begin otherwise.
+local native = require "het.native"
+
+local nested = {}
+
+-- By `model_type`: that of the language model, and sizes that transformers has where text_config says none.
+local known = {
+  gemma3 = { model_type = "gemma3_text", architecture = "Gemma3ForCausalLM", sizes = {
+    vocab_size = 262208, hidden_size = 2304, intermediate_size = 9216, num_hidden_layers = 26, num_attention_heads = 8,
+    num_key_value_heads = 4, head_dim = 256, max_position_embeddings = 131072,
+  } },
+}
+
+-- What the language model has from the whole, where text_config does not say it.
+local shared = { "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config",
+  "transformers_version", "hetrun_version" }
+
+--- The configuration of the language model in that of a whole.
+-- @param config what a config.json holds
+-- @treturn ?table as a config.json of the language model alone; nil where `config` is no such whole
+function nested.language_of(config)
+  local about = type(config) == "table" and type(config.text_config) == "table" and known[config.model_type]
+  if not about then return nil end
+  local own = { architectures = { about.architecture } }
+  for name, size in pairs(about.sizes) do own[name] = size end
+  for _, name in ipairs(shared) do own[name] = config[name] end
+  for name, value in pairs(config.text_config) do
+    local is_empty = type(value) == "table" and next(value) == nil   -- a list or an object: nothing either way
+    if not is_empty and (value ~= native.null or own[name] == nil) then own[name] = value end
+  end
+  own.model_type = about.model_type
+  return own
+end
+
+-- How their names begin in such folders: as transformers wrote them first, and since version 4.52.
+local prefixes = { { "^language_model%.", "" }, { "^model%.language_model%.", "model." } }
+
+--- The tensors of the language model, by its names; all of them where none is of such a folder.
+-- @tparam table stored by name
+function nested.tensors(stored)
+  local own, found = {}, false
+  for name, tensor in pairs(stored) do
+    for _, prefix in ipairs(prefixes) do
+      local short, count = name:gsub(prefix[1], prefix[2])
+      if count > 0 then own[short], found = tensor, true end
+    end
+  end
+  if found and stored["lm_head.weight"] then own["lm_head.weight"] = stored["lm_head.weight"] end
+  return found and own or stored
+end
+
+return nested
