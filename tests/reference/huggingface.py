@@ -152,7 +152,7 @@ def spread(model):
 
 def saved_again(hetrun, folder, model_class):
     """What hetrun saved into runs/again, in transformers: the greatest difference, and what is odd about it."""
-    back, info = model_class.from_pretrained(folder / 'runs/again', output_loading_info=True)
+    back, info = model_class.from_pretrained(folder / 'runs/again', output_loading_info=True, dtype=torch.float32)
     odd = {key: value for key, value in info.items() if value}
     return (their_logits(back) - our_logits(hetrun, folder, 'runs/again')).abs().max().item(), odd
 
@@ -169,6 +169,10 @@ def check(hetrun, folder, make, shard, dtype):
     model = type(model).from_pretrained(folder / 'model', dtype=torch.float32)
     there = (their_logits(model) - our_logits(hetrun, folder, 'model')).abs().max().item()
     again, odd = saved_again(hetrun, folder, type(model))
+    saved = safetensors.torch.load_file(folder / 'runs/again/model.safetensors')
+    config = type(model).config_class.from_pretrained(folder / 'runs/again')
+    if {tensor.dtype for tensor in saved.values()} | {config.dtype} != {dtype or torch.float32}:
+        raise RuntimeError('it is not saved as it was found')
     return {'into hetrun': there, 'and back': again}, odd
 
 

@@ -277,9 +277,9 @@ function families.text_with_ids(words, ids)
   return words
 end
 
---- The text of a config.json that was found, for weights that are f32 now.
-function families.found_text(words, version)
-  words = families.text_with_dtype(words, "float32")
+--- The text of a config.json that was found, for weights of this dtype.
+function families.found_text(words, version, dtype)
+  words = families.text_with_dtype(words, dtype)
   words = words:gsub('%s*"hetrun_version"%s*:%s*"[^"]*"%s*,', "")
   return (words:gsub("^%s*{", ('{\n  "hetrun_version": "%s",'):format(version), 1))
 end

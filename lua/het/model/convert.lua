@@ -5,7 +5,7 @@ local adapter = require "het.model.adapter"
 local errors = require "het.errors"
 local families = require "het.families"
 local files = require "het.model.folder"
-local op = require "het.op"
+local stored_as = require "het.model.precision"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
@@ -36,7 +36,17 @@ local function help(sentence, options)
   return 0
 end
 
-local of_merge = { { "base", "FOLDER", "the base model (default: the one that adapter_config.json names)" } }
+local of_merge = {
+  { "base", "FOLDER", "the base model (default: the one that adapter_config.json names)" },
+  { "precision", "bf16", "of the weights: f32, bf16 or f16 (default: that of the base model)" },
+}
+
+-- A sentence about a precision that there is not.
+local function check_precision(given, problems)
+  if given.precision and not stored_as.names[given.precision] then
+    problems[#problems + 1] = ("--precision=%s is not f32, bf16 or f16"):format(given.precision)
+  end
+end
 
 --- `hetrun merge ADAPTERS MODEL`. Returns the exit code.
 function convert.merge(...)
@@ -46,6 +56,7 @@ function convert.merge(...)
   end
   local words = { ... }
   local given, problems = take(of_merge, words, "hetrun merge ADAPTERS MODEL")
+  check_precision(given, problems)
   raise("merge", problems)
   local folder, to = words[1], words[2]
   local model = files.load(folder, given.base and { base = given.base } or nil)
@@ -56,17 +67,18 @@ function convert.merge(...)
   files.set_initial_weights(folder, model, { set_initial = function(_, name, tensor)
     stored[name], list[#list + 1] = tensor, { name = name, trained = true }
   end })
-  files.save_merged(to, model, { names = function() return list end, read = function(_, name)
+  local precision = files.save_merged(to, model, { names = function() return list end, read = function(_, name)
     return stored[name]:read()
-  end })
-  if not native.settings.quiet then say("%s: the model of %s with its adapters merged", to, model.lora.base.folder) end
+  end }, nil, given.precision)
+  if not native.settings.quiet then
+    say("%s: the model of %s with its adapters merged%s", to, model.lora.base.folder,
+      precision == "f32" and "" or ", in " .. precision)
+  end
   return 0
 end
 
--- What config.json calls them.
-local precisions = { f32 = "float32", bf16 = "bfloat16", f16 = "float16" }
+local precisions, floats = stored_as.names, stored_as.floats
 local widths = { f64 = 8, f32 = 4, bf16 = 2, f16 = 2, i64 = 8, i32 = 4, u8 = 1, bool = 1 }   -- bytes of an element
-local floats = { f64 = true, f32 = true, bf16 = true, f16 = true }
 
 local of_convert = {
   { "precision", "bf16", "of the weights: f32, bf16 or f16 (default: as they are)" },
@@ -95,19 +107,14 @@ local function shards_of(tensors, precision, limit)
   return shards, total
 end
 
-local greatest_f16 = 65504
-
 -- Refuse values that f16 does not hold, before anything is written.
 local function expect_in_f16(tensors)
   for _, name in ipairs(text.keys(tensors)) do
     local stored = tensors[name]
-    if floats[stored.dtype] and stored.dtype ~= "f16" and bytes_of(stored, "f16") > 0 then
-      local flat = op.reshape(op.abs(stored:read():to "f32"), { shape = { bytes_of(stored, "f16") / widths.f16 } })
-      local largest = op.max(flat, { dim = 0 }):item()
-      if largest > greatest_f16 then
-        errors.usage("'%s' has the value %.6g, and f16 holds %d at most; --precision=bf16 holds it", name, largest,
-          greatest_f16)
-      end
+    local largest = floats[stored.dtype] and stored.dtype ~= "f16" and stored_as.greatest(stored:read()) or 0
+    if largest > stored_as.greatest_f16 then
+      errors.usage("'%s' has the value %.6g, and f16 holds %d at most; --precision=bf16 holds it", name, largest,
+        stored_as.greatest_f16)
     end
   end
 end
@@ -142,9 +149,7 @@ function convert.convert(...)
   local words = { ... }
   local given, problems = take(of_convert, words, "hetrun convert FOLDER TO")
   local precision = given.precision
-  if precision and not precisions[precision] then
-    problems[#problems + 1] = ("--precision=%s is not f32, bf16 or f16"):format(precision)
-  end
+  check_precision(given, problems)
   local sized, limit = pcall(native.parse_bytes, given.shard or "0")
   if not sized then problems[#problems + 1] = "--shard: " .. errors.describe(limit) end
   raise("convert", problems)

@@ -5,6 +5,7 @@
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local adapter = require "het.model.adapter"
+local stored_as = require "het.model.precision"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local families = require "het.families"
@@ -225,11 +226,11 @@ end
 
 -- The text of config.json: what was loaded is saved with the configuration that it came with, another model with the
 -- tokens of its vocabulary that begin and end a text.
-local function config_text(model, vocabulary)
+local function config_text(model, vocabulary, precision)
   local found = model and rawget(model, "found_text")
   if found then
     if is_other(model, vocabulary) then found = families.text_with_ids(found, tokenizer.special_ids(vocabulary)) end
-    return families.found_text(found, native.version())
+    return families.found_text(found, native.version(), stored_as.names[precision])
   end
   local config = {}
   for key, value in pairs(files.config(model)) do config[key] = value end
@@ -239,13 +240,13 @@ local function config_text(model, vocabulary)
     local name = which .. "_token_id"
     if config[name] == native.null then config[name] = ids[which] or native.null end
   end
-  if config.dtype then config.dtype = "float32" else config.torch_dtype = "float32" end
+  config[config.dtype and "dtype" or "torch_dtype"] = stored_as.names[precision]
   return families.config_text(config)
 end
 
--- The tensors of a model without adapters as they are saved, and its config.json. No model: one of a recipe's own
--- layers.
-local function model_of(model, state, vocabulary)
+-- The tensors of a model without adapters as they are saved in a precision, and its config.json. No model: one of a
+-- recipe's own layers.
+local function model_of(model, state, vocabulary, precision)
   local family = model and families.of(model)
   local tensors = {}
   if family then
@@ -255,14 +256,16 @@ local function model_of(model, state, vocabulary)
       if entry.trained then tensors[entry.name] = state:read(entry.name) end
     end
   end
-  return tensors, config_text(model, vocabulary)
+  local converted, used = stored_as.converted(tensors, precision)
+  return converted, config_text(model, vocabulary, used)
 end
 
 -- The files of a model's weights and configuration, by name.
-local function weights_of(model, state, metadata, vocabulary)
+local function weights_of(model, state, metadata, vocabulary, precision)
   local lora, contents = model and rawget(model, "lora"), {}
   if lora then
-    contents[adapter.tensors_file] = { tensors = adapter.tensors(model, state), metadata = metadata }
+    contents[adapter.tensors_file] = { tensors = stored_as.converted(adapter.tensors(model, state), precision),
+      metadata = metadata }
     contents[adapter.config_file] = { json = adapter.config(model) }
     if rawget(model, "base_folder") then return contents end
     local whole = state
@@ -270,7 +273,7 @@ local function weights_of(model, state, metadata, vocabulary)
       read = function(_, name) return whole:read(name):to "f32" end }
     model = families.of(lora.base) and lora.base or nil
   end
-  local tensors, config = model_of(model, state, vocabulary)
+  local tensors, config = model_of(model, state, vocabulary, precision)
   contents["model.safetensors"] = { tensors = tensors, metadata = metadata }
   contents["config.json"] = { text = config }
   return contents
@@ -310,13 +313,15 @@ end
 -- @param weights what has names() and read(name): the state as the model has it, with averages where it has those
 -- @tparam table training what goes with the state: `run`, `step`, `cursor`, `seed`, `plan`, `about` (JSON)
 -- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
+-- @string precision of the weights of the model: "f32", "bf16" or "f16"; the state to go on with is exact
 -- @return what has done(), and wait(), which raises what kept it from being saved
-function files.begin_save(folder, model, state, weights, training, vocabulary)
+function files.begin_save(folder, model, state, weights, training, vocabulary, precision)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
   finish_save(folder)
   vocabulary = vocabulary or model and rawget(model, "saved_vocabulary")
-  local contents = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) }, vocabulary)
+  local contents = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) }, vocabulary,
+    precision)
   training.tensors = training_of(model, state)
   contents[parts[1]] = { snapshot = training }
   contents["vocabulary.json"] = vocabulary and { json = vocabulary }
@@ -397,7 +402,9 @@ end
 -- @param model what nn.lora made
 -- @param state what has names() and read(name), of the model with its adapters
 -- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
-function files.save_merged(folder, model, state, vocabulary)
+-- @string[opt] precision of the weights (default: that of the base model's folder)
+-- @treturn string the precision
+function files.save_merged(folder, model, state, vocabulary, precision)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   local base, weights = model.lora.base, state
   if rawget(model, "base_folder") then   -- a run in bf16 has them in bf16
@@ -409,8 +416,10 @@ function files.save_merged(folder, model, state, vocabulary)
   end
   local merged = adapter.merged(model, weights)
   vocabulary = vocabulary or rawget(model, "saved_vocabulary")
-  local tensors, config = model_of(families.of(base) and base or nil, merged, vocabulary)
+  precision = precision or rawget(base, "found_precision") or "f32"
+  local tensors, config = model_of(families.of(base) and base or nil, merged, vocabulary, precision)
   write_model(folder, tensors, config, vocabulary, config_found(base, vocabulary))
+  return precision
 end
 
 --- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
@@ -481,7 +490,7 @@ function files.export(folder, about, state)
   local family = families.find(about.config.model_type)
   local model = family and families.make(family, about.config, folder)
   if model then rawset(model, "found_config", about.config) end
-  local tensors, config = model_of(model, state, about.vocabulary)
+  local tensors, config = model_of(model, state, about.vocabulary, "f32")
   write_model(folder, tensors, config, about.vocabulary, about.config, about.step)
 end
 
@@ -521,6 +530,22 @@ function files.beside_weights(folder)
   return contents
 end
 
+--- The precision of the weights in a folder, or of its adapters; nil where they cannot be read: what reads them says
+-- why.
+function files.precision(folder)
+  local ok, tensors = pcall(adapter.is_in(folder) and adapter.open or read_tensors, folder)
+  return ok and stored_as.of(nested.tensors(tensors)) or nil
+end
+
+--- The precision that the weights of a model are saved in: as they are in the folder that it was loaded from, or begins
+-- with; f32 of a model from scratch.
+-- @param model the description, or a function
+-- @string[opt] from the folder that it begins with in place of that
+function files.precision_of_save(model, from)
+  if from then return files.precision(from) or "f32" end
+  return define.kind_of(model) == "layer" and rawget(model, "found_precision") or "f32"
+end
+
 -- The model of a folder without adapters.
 local function load_model(folder, options)
   require_folder(folder)
@@ -539,6 +564,7 @@ local function load_model(folder, options)
   local model = families.make(family, config, folder, { context = options.context })
   if not define.is_unknown(model) then
     rawset(model, "folder", folder)
+    rawset(model, "found_precision", files.precision(folder))
     rawset(model, "found_config", config)
     rawset(model, "found_text", is_part and families.config_text(config)
       or native.read_text(place_of(folder, "config.json")))
@@ -568,6 +594,7 @@ local function load_adapter(folder, options)
     dropout = config.dropout, targets = targets, parameters = config.parameters }
   if define.is_unknown(model) then return model end
   rawset(model, "folder", folder)
+  rawset(model, "found_precision", files.precision(folder))
   rawset(model, "base_folder", base ~= folder and base or nil)
   local vocabulary = files.vocabulary(folder)
   if vocabulary then rawset(model, "saved_vocabulary", vocabulary) end

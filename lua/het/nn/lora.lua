@@ -409,6 +409,7 @@ lora.lora = define.constructor {
     rawset(model, "lora", { rank = a.rank, alpha = a.alpha, dropout = a.dropout, targets = targets,
       parameters = parameters, places = list, base = a.model })
     if rawget(model, "folder") then rawset(model, "base_folder", model.folder) end
+    rawset(model, "found_precision", nil)   -- the base's; new adapters are f32
     return model
   end,
 }

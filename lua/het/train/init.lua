@@ -295,6 +295,9 @@ return define.constructor {
     { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
       .. "the host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
       default = 0, min = 0 },
+    { "save_precision", "string", "of the weights in `save` and `keep_best`: f32, bf16 or f16, for who loads them; "
+      .. "a run that goes on has f32 (default: as they are in the folder that the model was loaded from, f32 of a new "
+      .. "model)", choices = { "f32", "bf16", "f16" } },
     { "keep_best", "string", "folder for the model as it was in the evaluation with the lowest loss, with its "
       .. "vocabulary and training state; written beside the steps", path = "write" },
     { "snapshot", "record", "of the state, beside the steps; with --elastic also in memory, unasked", fields = {

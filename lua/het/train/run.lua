@@ -230,7 +230,7 @@ function Run:save(folder, options)
     local state = self:gather()
     if state then
       state = average.saved(self, state, average.weight(self))
-      files.save_merged(folder, a.model, state, a.data:vocabulary())
+      files.save_merged(folder, a.model, state, a.data:vocabulary(), a.save_precision)
     end
     return
   end

@@ -4,8 +4,9 @@
 -- A run has `wrote`, by real path the folders that hold its own saves: true for one that this rank wrote or read, the
 -- steps of the saves for one that another rank wrote (it may be on another machine); by the field that names a folder,
 -- "save" or "keep_best": `save_folders`, where it saves when that folder holds another's model; `saved_steps`, of the
--- last save; and `saving`, what runs beside its steps: { copy =, moment =, folder = } while the state is copied, then
--- { written = }. Saves in one folder wait for each other, and for no other.
+-- last save; `save_precision`, of the weights of its models; and `saving`, what runs beside its steps: { copy =,
+-- moment =, folder = } while the state is copied, then { written = }. Saves in one folder wait for each other, and for
+-- no other.
 local native = require "het.native"
 local average = require "het.train.average"
 local errors = require "het.errors"
@@ -91,12 +92,19 @@ local function moment_of(run)
       plan = run.plan and tostring(run.plan) or "", about = record.of(run) } }
 end
 
+--- The precision that the run's model is saved in.
+function saving.precision(run)
+  local a = run.arguments
+  run.save_precision = run.save_precision or a.save_precision or files.precision_of_save(a.model, a.from)
+  return run.save_precision
+end
+
 local function begin_writing(run, field, folder, state, moment)
   saving.mark_own(run, folder)   -- this rank writes it
   run.saved_steps[field] = moment.step
   if run.arguments.reference then state = reference.without(state) end
   return files.begin_save(folder, run.arguments.model, state, average.saved(run, state, moment.average_weight),
-    moment.training, run.arguments.data:vocabulary())
+    moment.training, run.arguments.data:vocabulary(), saving.precision(run))
 end
 
 -- Go on with the save of a field.
@@ -168,7 +176,9 @@ end
 
 --- Print where a run that ended was saved; `kept`: what `save` still holds.
 function saving.say(run, reporter, how, folder, kept)
-  local sentence = ("%s after step %d in %s"):format(how, run.step, folder)
+  local precision = saving.precision(run)
+  local sentence = ("%s after step %d in %s%s"):format(how, run.step, folder,
+    precision == "f32" and "" or (", the model in %s"):format(precision))
   if not kept then return reporter:say(sentence) end
   -- Also when quiet: it is not where the recipe says.
   reporter:finish()
