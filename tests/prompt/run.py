@@ -385,7 +385,7 @@ tell(het.grad(function(y) return het.op.sum(y ^ 3) end)(x))
                  'print(table.concat(completions "c:", " "))\nprint(table.concat(completions "c.", " "))\n')
         methods, fields = (line.split() for line in self.hetrun('--trust', lines=lines)[0].splitlines())
         self.assertEqual(sorted(methods), ['decode', 'encode', 'has_holdout', 'sampler', 'vocabulary'])
-        self.assertEqual(set(fields) - set(methods), {'vocab', 'known', 'tokens', 'examples'})
+        self.assertEqual(set(fields) - set(methods), {'vocab', 'known', 'tokens', 'examples', 'documents'})
 
     def test_fields_of_constructors_are_completed(self):
         asked = ('x = het.train { mod', 'het.train { model = nn.linear(2, 2), evaluate = { ev', 'nn.attention { hea',
