@@ -109,11 +109,18 @@ std::optional<TextSpan> ChatTemplate::turn(const jinja::Object& variables, const
   const size_t same = common_prefix(until, text);
   if (same < begin) return std::nullopt;
   size_t end = same == until.size() ? same : begin;
+  const auto has_token = [&](std::string_view part) {
+    return std::any_of(added_tokens_.begin(), added_tokens_.end(),
+                       [&](const std::string& token) { return part.find(token) != std::string_view::npos; });
+  };
   // Templates may leave something out of earlier turns, as what was thought: the rest of the turn is the
-  // same.
-  for (size_t left_out = begin + 1; end == begin && left_out < until.size(); ++left_out)
-    if (text.compare(begin, until.size() - left_out, until, left_out, std::string::npos) == 0)
-      end = begin + until.size() - left_out;
+  // same, with the token that ends it where it has one.
+  const bool ends_with_token = has_token(std::string_view(until).substr(begin));
+  for (size_t left_out = begin + 1; end == begin && left_out < until.size(); ++left_out) {
+    const std::string_view rest = std::string_view(until).substr(left_out);
+    if (std::string_view(text).substr(begin).starts_with(rest) && (!ends_with_token || has_token(rest)))
+      end = begin + rest.size();
+  }
   // They may close the last turn otherwise than earlier ones: both are the same up to a token that ends a
   // turn.
   if (end == begin)

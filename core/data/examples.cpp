@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -180,24 +181,60 @@ std::array<ExampleText, 2> ExampleReader::read_preference(const Json& line) cons
           completed(line, common, after(*rejected, common), "rejected")};
 }
 
+namespace {
+
+// Where a cut of a text lies in its tokens: `first` is the first one that does not end before it, and
+// `straddles` says whether a part of that one stands before it, too.
+struct TokenCut {
+  size_t first = 0;
+  bool straddles = false;
+};
+
+// `ids`: of the text; `before`: of what stands before the cut. From the first difference on the tokens of the
+// text are laid over what those of `before` say: a token may have no character there, as a "▁" that a
+// normalizer has put before a line break, which begins another token.
+TokenCut cut_in(const Tokenizer& tokenizer, std::span<const int32_t> ids, std::span<const int32_t> before) {
+  constexpr size_t kContext =
+      8;  // tokens that are decoded with it: what a decoder strips stands at its beginning
+  const size_t most = std::min(before.size(), ids.size());
+  const auto same = static_cast<size_t>(
+      std::mismatch(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(most), ids.begin()).first -
+      before.begin());
+  if (same == before.size()) return {same, false};
+  const size_t from = same - std::min(same, kContext);
+  const std::string known = tokenizer.decode(ids.subspan(from, same - from));
+  const std::string whole = tokenizer.decode(before.subspan(from));
+  if (!whole.starts_with(known)) return {same, false};
+  size_t covered = known.size();  // of `whole`, by the tokens before `end`
+  size_t end = same;
+  for (; end < ids.size() && covered < whole.size(); ++end) {
+    const std::string said = tokenizer.decode(ids.subspan(from, end + 1 - from));
+    if (said.size() > whole.size() || !whole.starts_with(said)) return {end, true};
+    covered = said.size();
+  }
+  return {end, false};
+}
+
+}  // namespace
+
 EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& example) {
   const std::string_view text = example.text;
   const std::vector<int32_t> ids = tokenizer.encode(text);
   const std::vector<int32_t> prefix = example.takes_prefix ? tokenizer.prefix() : std::vector<int32_t>{};
 
   // Where what counts begins and ends, in tokens. When pieces encode as the whole does, by their lengths;
-  // else by how far the tokens of what stands before are those of the whole.
+  // else by the tokens of what stands before.
   std::vector<size_t> cuts;
   for (const auto& [begin, end] : example.counted)
     for (const size_t cut : {begin, end})
       if (cuts.empty() || cuts.back() < cut) cuts.push_back(cut);
-  std::vector<size_t> places;
+  std::vector<TokenCut> places;
   std::vector<int32_t> joined;
   size_t from = 0;
   for (const size_t cut : cuts) {
     const std::vector<int32_t> piece = tokenizer.encode(text.substr(from, cut - from));
     joined.insert(joined.end(), piece.begin(), piece.end());
-    places.push_back(joined.size());
+    places.push_back({joined.size(), false});
     from = cut;
   }
   if (from < text.size()) {
@@ -205,17 +242,9 @@ EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& exa
     joined.insert(joined.end(), piece.begin(), piece.end());
   }
   if (joined != ids)
-    for (size_t i = 0; i < cuts.size(); ++i) {
-      const std::vector<int32_t> before = tokenizer.encode(text.substr(0, cuts[i]));
-      const size_t most = std::min(before.size(), ids.size());
-      places[i] = cuts[i] == text.size()
-                      ? ids.size()
-                      : static_cast<size_t>(std::mismatch(before.begin(),
-                                                          before.begin() + static_cast<std::ptrdiff_t>(most),
-                                                          ids.begin())
-                                                .first -
-                                            before.begin());
-    }
+    for (size_t i = 0; i < cuts.size(); ++i)
+      places[i] = cuts[i] == text.size() ? TokenCut{ids.size(), false}
+                                         : cut_in(tokenizer, ids, tokenizer.encode(text.substr(0, cuts[i])));
   const auto place_of = [&](size_t cut) {
     return places[static_cast<size_t>(std::lower_bound(cuts.begin(), cuts.end(), cut) - cuts.begin())];
   };
@@ -225,7 +254,9 @@ EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& exa
   made.ids.insert(made.ids.end(), ids.begin(), ids.end());
   made.counted.assign(made.ids.size(), 0);
   for (const auto& [begin, end] : example.counted)
-    for (size_t i = place_of(begin); i < place_of(end); ++i) made.counted[prefix.size() + i] = 1;
+    for (size_t i = place_of(begin).first, last = place_of(end).first + (place_of(end).straddles ? 1 : 0);
+         i < last; ++i)
+      made.counted[prefix.size() + i] = 1;
   if (std::count(made.counted.begin() + (made.counted.empty() ? 0 : 1), made.counted.end(), 1) == 0)
     fail_usage("it has no token to learn: what counts is empty");
   return made;

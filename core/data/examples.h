@@ -44,7 +44,8 @@ struct EncodedExample {
   std::vector<uint8_t> counted;  // one for each id
 };
 
-// A token counts when any of it stands in what counts, as far as the tokens before it show. Throws
+// A token counts when any of its characters stands in what counts, as return_assistant_tokens_mask of
+// transformers has it. Throws
 // Error(usage) when nothing counts but the first token, which nothing predicts.
 EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& example);
 

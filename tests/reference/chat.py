@@ -250,6 +250,8 @@ TALKS = [
      message('assistant', 'b')],
     [message('user', 'x'), message('assistant', '<think>\nthe thought\n</think>\n\nanswer one'), message('user', 'y'),
      message('assistant', '<think>\nanother\n</think>\n\nanswer two')],
+    # As a token that ends a turn does, and a line break that is a token with what follows it.
+    [message('user', 'x'), message('assistant', '>\ty'), message('user', 'z'), message('assistant', '\n\nend  ')],
     [message('user', '\u3000wide\xa0'), message('assistant', '\u2003space\u3000 ')],
     [message('user', "code:\n```\nfor i in x:\n    y\n```\n"), message('assistant', '  indented\n\n\nlines  x')],
 ]
