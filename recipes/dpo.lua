@@ -21,7 +21,8 @@ local opt = het.options {
   beta       = { 0.1, "how near the model stays to what it was: greater is nearer", fraction = true, above = 0 },
   rank       = { 16, "of the adapters; 0: all weights are trained", min = 0 },
   alpha      = { 32, "times what the adapters add, over the rank", fraction = true, above = 0 },
-  context    = { 512, "tokens of an answer and its prompt; longer ones are cut", min = 2 },
+  context    = { 512, "tokens of an answer and its prompt at most, fewer where the model sees fewer; longer ones are "
+    .. "cut", min = 2 },
   batch      = { 16, "pairs of a step", min = 1 },
   microbatch = { 1, "pairs computed at once", min = 1 },
   steps      = { 300, "optimizer steps", min = 1 },
@@ -58,12 +59,13 @@ local function loss(logits, labels, scale, reference)
   }
 end
 
-local base = het.load(opt.model, { context = opt.context })
+local base = het.load(opt.model, { most_context = opt.context })
 
 return het.train {
   model     = opt.rank > 0 and nn.lora { model = base, rank = opt.rank, alpha = opt.alpha } or base,
   reference = base, loss = loss,
   data      = het.data.preferences { path = opt.data, model = opt.model, holdout = opt.holdout },
+  context   = math.min(opt.context, base.arguments.context),   -- which a table of positions keeps whole
   batch     = opt.batch, microbatch = not opt.plan and opt.microbatch or nil,
   steps     = opt.steps, precision = opt.precision, seed = opt.seed,
   optimizer = optim.adamw { lr = optim.linear { peak = opt.lr, floor = 0, warmup = opt.warmup }, weight_decay = 0,

@@ -23,7 +23,8 @@ local opt = het.options {
     choices = { "completion", "all" } },
   rank       = { 0, "of low-rank adapters, such as 16; 0: all weights are trained", min = 0 },
   alpha      = { 32, "times what the adapters add, over the rank", fraction = true, above = 0 },
-  context    = { 512, "tokens of an example; longer ones are cut", min = 2 },
+  context    = { 512, "tokens of an example at most, fewer where the model sees fewer; longer ones are "
+    .. "cut", min = 2 },
   packing    = { false, "several examples share a row of the context" },
   batch      = { 16, "rows of a step: examples, or packed several each", min = 1 },
   microbatch = { 1, "rows computed at once", min = 1 },
@@ -39,12 +40,13 @@ local opt = het.options {
   save       = { "", "folder to save the model in; --resume goes on from there", path = "write" },
 }
 
-local base = het.load(opt.model, { context = opt.context })
+local base = het.load(opt.model, { most_context = opt.context })
 
 return het.train {
   model     = opt.rank > 0 and nn.lora { model = base, rank = opt.rank, alpha = opt.alpha } or base,
   data      = het.data.jsonl { path = opt.data, model = opt.model, holdout = opt.holdout, loss = opt.loss,
     packing = opt.packing },
+  context   = math.min(opt.context, base.arguments.context),   -- which a table of positions keeps whole
   batch     = opt.batch, microbatch = not opt.plan and opt.microbatch or nil,
   steps     = opt.steps, precision = opt.precision, seed = opt.seed,
   optimizer = optim.adamw { lr = optim.linear { peak = opt.lr, floor = 0, warmup = opt.warmup },

@@ -164,7 +164,7 @@ end
 -- Handler of what a recipe raises, where it is raised: errors of the library begin with the recipe's line.
 local function locate(problem)
   if type(problem) == "string" then return errors.hinted(problem) end
-  local line = errors.is_own(problem) and source.current_line()
+  local line = errors.is_own(problem) and not problem.has_places and source.current_line()
   if line then problem.place = line end
   return problem
 end

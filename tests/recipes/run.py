@@ -296,6 +296,11 @@ return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + l
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:], '--steps=130', '--holdout=0.2', '--every=40', '--resume')
         self.assertIn('going on after step 120', done.stderr)
         self.assertRegex(done.stderr, r'\d+ of 32 examples of chats.jsonl have more than the 64 tokens of the context')
+        # The model sees 64 tokens, fewer than the recipe's default.
+        done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--model=runs/begin', '--data=chats.jsonl', '--steps=1', '--batch=2')
+        self.assertIn('1 steps of 2 x 64 tokens', done.stderr)
+        done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--modl=runs/begin', code=2)
+        self.assertRegex(done.stderr, r'^hetrun: \S+:\d+: this recipe has no option --modl; did you mean --model\?\n$')
         (self.folder / 'chats.jsonl').write_text(json.dumps(lines[0]) + '\n{"messages": 7}\n')
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:-1], '--steps=1', code=2)
         self.assertIn("chats.jsonl:2: 'messages' is not a list of messages", done.stderr)

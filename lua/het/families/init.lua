@@ -181,7 +181,8 @@ end
 -- @tparam table family
 -- @tparam table config what config.json holds
 -- @string folder for messages
--- @tparam[opt] table options `context`: tokens that it sees at once, at most those of the configuration
+-- @tparam[opt] table options `context`: tokens that it sees at once, at most those of the configuration; or
+-- `most_context`: the same, fewer where the configuration has fewer, and all where a table of them stays whole
 function families.make(family, config, folder, options)
   local function refuse(sentence) errors.usage("%s/config.json: %s", folder, sentence) end
   local a = {}
@@ -195,7 +196,8 @@ function families.make(family, config, folder, options)
   end
   if family.rope then read_rope(family, config, a, refuse) end
   if family.read then family.read(config, a, refuse) end
-  local context = options and options.context
+  local context, most = options and options.context, options and options.most_context
+  if most and family.rope and most < a.context then a.context = most end
   if context then
     if context > a.context then
       errors.usage("context = %d is more than the %d tokens of the model in %s", context, a.context, folder)

@@ -41,10 +41,13 @@ function mistakes.take()
   return table.concat(lines, "\n")
 end
 
---- Raise all of them as one error, if there are any.
+--- Raise all of them as one error, if there are any. It has their places.
 function mistakes.raise()
   local text = mistakes.take()
-  if text then errors.usage("%s", text) end
+  if not text then return end
+  local raised = errors.new("usage", text)
+  raised.has_places = true
+  error(raised, 0)
 end
 
 return mistakes

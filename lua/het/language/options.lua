@@ -162,6 +162,7 @@ function options.declare(specs, recipe_text)
     end
   end
   declared, chosen = fields, values
+  local before = mistakes.count()
   local given, mistaken = command_line()
   for _, word in ipairs(mistaken) do mistake(("'%s' is not an option; options are --name=value"):format(word)) end
   for _, option in ipairs(given) do
@@ -178,6 +179,8 @@ function options.declare(specs, recipe_text)
     end
   end
   if native.settings and native.settings.help then options.exit_with_help(recipe_text) end
+  -- What follows would be wrong for the defaults, which the person did not want.
+  if mistakes.count() > before then mistakes.raise() end
   return setmetatable({}, {
     kind = "options",
     __index = function(_, name)

@@ -561,7 +561,8 @@ local function load_model(folder, options)
       table.concat(families.names(), ", "))
   end
   refuse_pickles(folder)
-  local model = families.make(family, config, folder, { context = options.context })
+  local model = families.make(family, config, folder, { context = options.context,
+    most_context = options.most_context })
   if not define.is_unknown(model) then
     rawset(model, "folder", folder)
     rawset(model, "found_precision", files.precision(folder))
@@ -607,20 +608,23 @@ files.load = define.document({
   sentence = "A saved model, or a folder of Hugging Face of one of the families "
     .. table.concat(families.names(), ", ") .. ": a description that remembers where its weights are. het.train goes "
     .. "on from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
-    .. "config.json says; what is saved keeps that configuration. Of a folder with "
+    .. "config.json says; with `most_context` that many, or all where it says fewer or has a table of positions; what "
+    .. "is saved keeps that configuration. Of a folder with "
     .. "adapters, as nn.lora and PEFT save them, it is the base model with them; `base` says where that is.",
-  signature = "het.load(folder [, { context =, base = }])",
+  signature = "het.load(folder [, { context =, most_context =, base = }])",
   example = 'local model = het.load "runs/shakespeare"',
 }, function(folder, options)
   define.expect("het.load", folder, "string")
   for name in pairs(options == nil and {} or define.expect("het.load: options", options, "table")) do
-    if name ~= "context" and name ~= "base" then
-      errors.usage("het.load has no option '%s'; there are context and base", tostring(name))
+    if name ~= "context" and name ~= "most_context" and name ~= "base" then
+      errors.usage("het.load has no option '%s'; there are context, most_context and base", tostring(name))
     end
   end
-  local context = options and options.context
-  if context ~= nil and define.expect("het.load: context", context, "integer") < 1 then
-    errors.usage("het.load: context = %.14g; 1 is the least", context)
+  for _, name in ipairs { "context", "most_context" } do
+    local context = options and options[name]
+    if context ~= nil and define.expect("het.load: " .. name, context, "integer") < 1 then
+      errors.usage("het.load: %s = %.14g; 1 is the least", name, context)
+    end
   end
   if options and options.base ~= nil then define.expect("het.load: base", options.base, "string") end
   require_folder(folder)
