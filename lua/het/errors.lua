@@ -41,8 +41,46 @@ function errors.is_own(problem) return type(problem) == "table" and kinds[proble
 -- Of a tensor; methods in other libraries.
 local fields = { shape = true, dtype = true }
 
--- What may have been meant by code that raised this error of Lua.
-local function hint_for(message)
+-- What hints about tensors are about, by what their metatables say. Other userdata, such as JSON's null or an open
+-- file, is none of it.
+local tensors = { tensor = true, value = true, ["distributed tensor"] = true }
+
+-- How the places of the library's code begin.
+local library = debug.getinfo(1, "S").short_src:match "^(.*)errors"
+
+local without_tensors   -- the last message that was found to be about none: who catches it later sees no stack of it
+
+-- Whether a tensor or a value of a model stands where an error of Lua was raised: in the function that its message
+-- names by line, or in what that called. Where it was caught since then, whether that is code of a recipe, which gets
+-- no other userdata.
+local function meets_tensor(message)
+  if message == without_tensors then return false end
+  local place, found, level = message:match "^([^\n]-:%d+): ", false, 2
+  local function look(value)
+    found = found or type(value) == "userdata" and tensors[getmetatable(value)] or false
+  end
+  while true do
+    local info = debug.getinfo(level, "Slf")
+    if not info then return not place or place:sub(1, #library) ~= library end
+    for getter, of in pairs { [debug.getlocal] = level, [debug.getupvalue] = info.func } do
+      local i = 1
+      while true do
+        local name, value = getter(of, i)
+        if not name then break end
+        look(value)
+        i = i + 1
+      end
+    end
+    if ("%s:%d"):format(info.short_src, info.currentline) == place then
+      if not found then without_tensors = message end
+      return found
+    end
+    level = level + 1
+  end
+end
+
+-- What may have been meant by code with tensors that raised this error of Lua; nil for other errors.
+local function hint_about_tensors(message)
   if message:find "attempt to compare .*userdata" then
     return "; tensors and values of a model are compared by operators: op.where(op.greater(x, y), x, y)"
   end
@@ -54,6 +92,12 @@ local function hint_for(message)
   if message:find "number expected, got userdata" then
     return "; functions of `math` take numbers, and op.maximum, op.sqrt and others tensors and values of a model"
   end
+end
+
+-- What may have been meant by code that raised this error of Lua.
+local function hint_for(message)
+  local about_tensors = hint_about_tensors(message)
+  if about_tensors then return meets_tensor(message) and about_tensors or "" end
   local name = message:match "attempt to call %a+ '(%a+)' %(a %a+ value%)"
   return fields[name] and ("; a tensor's %s is a field: x.%s, without parentheses"):format(name, name) or ""
 end

@@ -79,7 +79,7 @@ schedule("wsd", "Warm-up, stable, decay (Hu et al. 2024): the peak, then a strai
   return a.floor + (a.peak - a.floor) * (1 - progress(a, first, step, steps))
 end)
 
--- Optimizers: { name, arguments, rate(step, steps), update(graph, parameter, gradient, inputs) }.
+-- Optimizers: { name, arguments, places, rate(step, steps), update(graph, parameter, gradient, inputs) }.
 local Optimizer = {}
 Optimizer.__index = Optimizer
 Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.name, tostring(self.arguments.lr)) end
@@ -97,8 +97,9 @@ local function number_of(self, name, step, steps, range)
   local fn = self.arguments[name]
   local number = fn(step, steps)
   if type(number) ~= "number" or not accepts(number) then
-    errors.usage("%s: optim.%s.%s: the function returned %s for step %d; %s is needed", source.place_of(fn), self.name,
-      name, text.value(number), step, needed)
+    local place = source.place_of(fn) or self.places[name]
+    errors.usage("%soptim.%s.%s: the function returned %s for step %d; %s is needed", place and place .. ": " or "",
+      self.name, name, text.value(number), step, needed)
   end
   return number
 end
@@ -204,8 +205,14 @@ local function optimizer(name, sentence, fields, update, example, average, is_co
     example = example or ("optim.%s { lr = 1e-3, clip = 1.0 }"):format(name),
     check = check_decay("optim." .. name),
     build = function(a)
+      local places = {}   -- of functions of Lua's library, which say no line: by field
+      for field, value in pairs(a) do
+        if type(value) == "function" and not source.place_of(value) then
+          places[field] = source.locate("optim." .. name, field)
+        end
+      end
       return setmetatable({ name = name, arguments = a, update = update, average = average and average(a),
-        composed = is_composed }, Optimizer)
+        composed = is_composed, places = places }, Optimizer)
     end,
   }
 end
@@ -243,7 +250,8 @@ end
 -- The new values take the place of the old ones, after everything that reads those.
 local function write_back(self, step, kept, new, coefficient)
   local own = self.arguments.update   -- of optim.custom
-  local what = ("%soptim.%s.update of %s"):format(own and source.place_of(own) .. ": " or "", self.name, step.name)
+  local place = own and (source.place_of(own) or self.places.update)
+  local what = ("%soptim.%s.update of %s"):format(place and place .. ": " or "", self.name, step.name)
   local is_table = type(new) == "table" and debug.getmetatable(new) == nil
   if not is_table or not define.accepts("value", new.param) then
     errors.usage("%s returned %s; { param = new value, and those of its state by name } is needed", what,

@@ -18,6 +18,7 @@ ARGUMENTS = {
     'reference': ['--allow-write=reference'],
     'options': ['--stesp=5', '--precision=f16', '--steps=0', '--verbose=perhaps'],
     'option_without_value': ['--steps'],
+    'compare_file': ['--trust'],
     'options_first': ['--tetx=text.txt', '--steps=many'],
     'no_options': ['--steps=5'],
     'outside_named': ['--text=../outside/text.txt', '--folder=../outside/models', '--log=../outside/metrics.jsonl'],

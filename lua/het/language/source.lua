@@ -45,9 +45,10 @@ end
 
 local function file_of(info) return info.source:match "^@(.*)$" or info.short_src end
 
---- "recipe.lua:3": where a function begins.
+--- "recipe.lua:3": where a function begins; nil for one of Lua's library.
 function source.place_of(fn)
   local info = debug.getinfo(fn, "S")
+  if info.what == "C" then return nil end
   return ("%s:%d"):format(file_of(info), info.linedefined)
 end
 

@@ -57,7 +57,8 @@ local function in_words(answer)
 end
 
 local function refuse(run, name, words, wanted)
-  errors.usage("%s: %s returned %s; %s is needed", source.place_of(run.arguments[name]), name, words, wanted)
+  local place = source.place_of(run.arguments[name])
+  errors.usage("%s%s returned %s; %s is needed", place and place .. ": " or "", name, words, wanted)
 end
 
 -- A plan and its fallbacks, as the other ranks get them.
