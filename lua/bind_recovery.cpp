@@ -80,6 +80,14 @@ double snapshots_hosts(SnapshotsHandle& snapshots) { return snapshots->hosts(); 
 double snapshots_behind_bytes(SnapshotsHandle& snapshots) {
   return static_cast<double>(snapshots->behind_bytes());
 }
+// By rank, the ranks that keep copies of its parts: a list of lists.
+int snapshots_keepers(lua_State* L) {
+  Json::array_t all;
+  for (const std::vector<int>& of_rank : check_object<SnapshotsHandle>(L, 1)->keepers())
+    all.push_back(Json::array_t(of_rank.begin(), of_rank.end()));
+  push_json(L, all);
+  return 1;
+}
 bool snapshots_scarce(SnapshotsHandle& snapshots) { return snapshots->is_scarce(); }
 // {limit_bytes, own_bytes, short_rank}: of this process; nil as a rank: those of all fit.
 int snapshots_memory(lua_State* L) {
@@ -236,8 +244,9 @@ bool has_notice(const NoticesHandle& notices) {
 void add_recovery(lua_State* L) {
   make_class<SnapshotsHandle>(
       L, {bind<&snapshots_follow>("follow"), bind<&snapshots_scarce>("is_scarce"),
-          bind<&snapshots_hosts>("hosts"), bind<&snapshots_behind_bytes>("behind_bytes"),
-          bind<&snapshots_take>("take"), bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
+          bind<&snapshots_hosts>("hosts"), bind<&snapshots_keepers>("keepers"),
+          bind<&snapshots_behind_bytes>("behind_bytes"), bind<&snapshots_take>("take"),
+          bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
           bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave")});
   make_class<SnapshotTaskHandle>(

@@ -192,6 +192,7 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
     exchange_->follow(keepers, holders[static_cast<size_t>(rank)],
                       keepers[static_cast<size_t>(rank)].free_bytes);
   }
+  keepers_.assign(peers.size(), {});
   std::set<std::string> holding;
   scarce_.clear();
   rest_.clear();
@@ -200,8 +201,10 @@ void RunSnapshots::follow(const StateLayout& layout, int rank, const std::vector
     for (const WrittenPart& each : in_memory[r]) {
       const bool scarce = is_scarce(each);
       holding.insert(peers[r].host);
-      if (scarce)
+      if (scarce) {
+        keepers_[r] = holders[r];
         for (const int holder : holders[r]) holding.insert(peers[static_cast<size_t>(holder)].host);
+      }
       if (static_cast<int>(r) == rank) (scarce ? scarce_ : rest_).push_back(each.part);
     }
   hosts_ = static_cast<int>(holding.size());

@@ -89,6 +89,9 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   const Memory& memory() const { return memory_; }
   // Hosts that hold a snapshot in memory of the plan that is followed, as parts or as copies of these.
   int hosts() const { return hosts_; }
+  // By rank, the ranks that keep copies of its parts in memory which too few hosts have; empty: there are no
+  // such parts, or the ranks of one host keep none.
+  const std::vector<std::vector<int>>& keepers() const { return keepers_; }
   // Of the newest snapshot of this process: bytes that those lack who keep copies of it.
   int64_t behind_bytes() const { return exchange_ == nullptr ? 0 : exchange_->behind_bytes(); }
 
@@ -146,6 +149,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   bool is_scarce_ = false;
   Memory memory_;
   int rank_ = 0, ranks_ = 1, hosts_ = 1;
+  std::vector<std::vector<int>> keepers_;
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;
   std::array<Slots, 2> slots_;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kRateTag = 2001;  // apart from what programs, savers and time_messages send
 constexpr int kMostRounds = 4;
 constexpr std::array<int64_t, 4> kSizes{1 << 18, 1 << 20, 1 << 22, 1 << 24};
-constexpr double kLeastSeconds = 0.02, kLeastLatencies = 10;  // of a message that shows the rate of its link
+constexpr double kLeastSeconds = 0.008, kLeastLatencies = 10;  // of a message that shows the rate of its link
 
 CollectiveRequest request_to(CollectiveKind kind, int peer, int64_t bytes) {
   CollectiveRequest request;

@@ -15,7 +15,7 @@ struct LinkRates {
 };
 
 // The first rank of each host exchanges messages with those of up to four other hosts, one after the other:
-// larger ones until they take 20 ms, of at most 16 MiB. A host is as fast as its fastest exchange, so a slow
+// larger ones until they take 8 ms, of at most 16 MiB. A host is as fast as its fastest exchange, so a slow
 // one does not count against the others. Takes at most some 50 ms for each of the four where no link is below
 // 100 Mbit/s. `hosts`: by rank; of a single one nothing is measured. All ranks call it and get the same.
 // Throws Error(peer) when a rank is lost.

@@ -299,6 +299,23 @@ class Steering(unittest.TestCase):
         self.ended(head, 130)
         self.ended(machine, 130)
 
+    def test_it_is_said_who_keeps_copies_of_what_a_rank_has(self):
+        self.recipe('''plan = het.plan { microbatch = 2, sharded_optimizer = true,
+    het.pipeline { microbatches = 3, het.stage { "a:0" } }, het.pipeline { microbatches = 3, het.stage { "b:0" } } },''')
+        place = self.free_place()
+        head = self.start('--workers', '1', '--elastic', '1:2', f'--listen={place}', 'recipe.lua', HETRUN_HOST='a')
+        other = self.start('--workers', '1', f'--join={place}', 'recipe.lua', HETRUN_HOST='b')
+        status = self.until_status(head, lambda status: (status['snapshots'].get('memory') or {}).get('hosts') == 2)
+        self.assertEqual(status['snapshots']['memory']['keepers'], [[1], [0]])
+        hosts = [rank['host'] for rank in status['ranks']]
+        said = self.hetrun('status', f'--pid={head.pid}')
+        self.assertRegex(said, r'\nsnapshots +step \d+ in memory of 2 hosts, ')
+        for rank in (0, 1):
+            self.assertIn(f'copy of what rank {rank} has: rank {1 - rank} ({hosts[1 - rank]})\n', said)
+        head.send_signal(signal.SIGINT)
+        self.ended(head, 130)
+        self.ended(other, 130)
+
     def test_a_change_that_was_foreseen_finds_its_plan(self):
         # A model as small as this one gains nothing by a third rank.
         self.recipe('''plan = het.plan.auto {},

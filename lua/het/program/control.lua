@@ -134,6 +134,11 @@ local function print_status(status)
   add(shots.disk, shots.folder)
   add(shots.in_store, shots.store)
   say(row, "snapshots", tiers[1] and table.concat(tiers, "; ") or "none yet")
+  for rank, keepers in ipairs((shots.memory or {}).keepers or {}) do
+    local places = {}
+    for i, keeper in ipairs(keepers) do places[i] = ("rank %d (%s)"):format(keeper, status.ranks[keeper + 1].host) end
+    if places[1] then say(row, "", ("copy of what rank %d has: %s"):format(rank - 1, table.concat(places, ", "))) end
+  end
   if status.recovery then say(row, "recovery", progress.pause_words(status.recovery)) end
   if status.plan then say(row, "plan", (status.plan:gsub("\n", "\n" .. (" "):rep(11)))) end
   for i, event in ipairs(status.timeline) do

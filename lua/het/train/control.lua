@@ -64,12 +64,13 @@ local function plans_ahead(run)
   return foreseen and { foreseen = foreseen, planned = planned }
 end
 
--- The newest whole snapshot in memory: { step =, at =, hosts =, behind_bytes = }.
+-- The newest whole snapshot in memory: { step =, at =, hosts =, behind_bytes =, keepers = }; `keepers`: by rank, the
+-- ranks that keep copies of its part.
 local function in_memory(run)
   local taken = (run.snapshot_taken or {}).memory
   local held = taken and snapshots.newest(run)
   return taken and { step = taken.step, at = taken.at, hosts = held and held.hosts,
-    behind_bytes = held and held.behind_bytes }
+    behind_bytes = held and held.behind_bytes, keepers = held and run.snapshots:keepers() }
 end
 
 -- All that `hetrun status` shows.

@@ -9,6 +9,7 @@ Those that need network namespaces are skipped by name without root. A quiet mac
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,11 +34,13 @@ def tool(hetrun, name):
 def measure_pauses(hetrun, trials):
     crash = pauses.measure(hetrun, trials)
     silent = pauses.measure(hetrun, max(1, trials // 4), silent=2)
+    met = pauses.measure(hetrun, max(1, trials // 4), silent=2, etcd=True) if shutil.which('etcd') else None
     middle = len(crash['noticed']) // 2
     return {'detect_p99_ms': pauses.p99(crash['noticed']), 'detect_ms': crash['noticed'][middle],
             'reform_ms': crash['connected'][middle] - crash['noticed'][middle],
             'next_step_ms': crash['two steps'][middle], 'next_step_p99_ms': pauses.p99(crash['two steps']),
-            'silent_timeout_ms': 2000, 'silent_detect_p99_ms': pauses.p99(silent['noticed']), 'losses': trials}
+            'silent_timeout_ms': 2000, 'silent_detect_p99_ms': pauses.p99(silent['noticed']),
+            'silent_detect_with_etcd_p99_ms': met and pauses.p99(met['noticed']), 'losses': trials}
 
 
 def measure_scenarios(hetrun, _):
