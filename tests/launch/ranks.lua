@@ -26,6 +26,7 @@ for _, type in ipairs(found.types) do types[type.name] = type end
 check(types["cpu/2"] and types["cpu/2"].f32 == 1e11 and types["cpu/2"].memory == 2 ^ 33, "the two that share a machine")
 check(types.cpu and types.cpu.f32 == 4e10 and types.cpu.memory == 2 ^ 32, "the one that is alone")
 check(found.bandwidth == 1e8 and found.latency == 1e-4, "another link")
+check(found.nodes[1].interfaces == 1, "each rank of a machine has its link alone")
 
 -- Four of two threads have half of their rate on four cores. Measurements that differ by little are of one type.
 local four = {}

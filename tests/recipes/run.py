@@ -33,7 +33,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'pairs.lua', 'tokens.lua', 'images.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'progress.lua', 'pairs.lua', 'tokens.lua', 'images.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -66,6 +66,9 @@ class Recipes(Case):
         options = self.hetrun(recipe, '--help').stdout
         self.assertIn('--steps', options)
         return result
+
+    def test_the_rate_that_is_shown_is_a_mean_without_the_first_step(self):
+        self.assertEqual(self.hetrun('progress.lua', '--trust').stdout, 'right\n')
 
     def test_mlp(self):
         result = self.check('mlp', '--steps=200')

@@ -178,6 +178,7 @@ function ranks.cluster_of(all, link)
       if not node then   -- devices of two types in one machine are two nodes of the planner's
         local host = #machines > 1 and machine.host or "here"
         node = { name = name_of(host, taken), type = type, devices = 0, price = 0,
+          interfaces = #machines > 1 and 1 or nil,   -- what was measured is what all of a machine's ranks have
           zone = class_of and class_of[machine.host] or machine.zone }
         by_type[type] = node
         nodes[#nodes + 1] = node
