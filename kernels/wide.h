@@ -41,6 +41,7 @@ HET_EVERYWHERE static inline double wide_step(Pointwise code, double a, double b
     case Pointwise::div: return a / b;
     case Pointwise::maximum: return a != a || a > b ? a : b;
     case Pointwise::minimum: return a != a || a < b ? a : b;
+    case Pointwise::power: return ::pow(a, b);
     case Pointwise::clamp_min: return a < immediate ? immediate : a;
     case Pointwise::clamp_max: return a > immediate ? immediate : a;
     case Pointwise::equal: return a == b;

@@ -259,12 +259,7 @@ int unm(lua_State* L) {
   return 1;
 }
 
-int power(lua_State* L) {  // x ^ number
-  const Attributes attributes{{"exponent", exponent_at(L)}};
-  auto results = call_distributed(L, op_named("pow"), {check_object<Distributed>(L, 1).tensor}, attributes);
-  push_object(L, std::move(results.front()));
-  return 1;
-}
+int power(lua_State* L) { return distributed_arithmetic(L, Pointwise::power); }
 
 // native.explain(x): what its making took.
 std::string explain(Distributed& x) {

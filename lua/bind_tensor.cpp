@@ -214,11 +214,12 @@ Operand with_number(Pointwise op, const Operand& x, double number, bool number_f
   if (op == Pointwise::add) return shifted(x, number);
   if (op == Pointwise::mul) return scaled(x, number);
   if (op == Pointwise::sub) return number_first ? shifted(run("neg", x, {}), number) : shifted(x, -number);
-  if (!number_first) return scaled(x, 1 / number);
-  return run.binary(name_of(Pointwise::div), run.constant(x, number), x);
+  if (op == Pointwise::div && !number_first) return scaled(x, 1 / number);
+  if (op == Pointwise::power && !number_first) return run("pow", x, Attributes{{"exponent", number}});
+  return run.binary(name_of(op), run.constant(x, number), x);
 }
 
-// `op` is add, sub, mul or div; the operator is called as the step is.
+// `op` is add, sub, mul, div or power; the operator is called as the step is.
 // An operand of a graph: a value of it, or a tensor that it captures.
 ValueId value_at(lua_State* L, int index, const GraphHandle& graph, std::string_view op) {
   if (auto* x = to_object<DistributedHandle>(L, index)) return capture(graph, x->tensor, op);
@@ -291,15 +292,7 @@ int unm(lua_State* L) {
   return push_tensor(L, run_one(L, "neg", {check_object<Tensor>(L, 1)}, {}));
 }
 
-int power(lua_State* L) {  // x ^ number
-  const double exponent = exponent_at(L);
-  if (auto* value = to_object<ValueHandle>(L, 1)) {
-    push_object(
-        L, ValueHandle{value->owner, run_one(value->owner, "pow", {value->id}, {{"exponent", exponent}})});
-    return 1;
-  }
-  return push_tensor(L, run_one(L, "pow", {check_object<Tensor>(L, 1)}, {{"exponent", exponent}}));
-}
+int power(lua_State* L) { return arithmetic(L, Pointwise::power); }
 
 int tensor_index(lua_State* L) {
   auto& tensor = check_object<Tensor>(L, 1);
@@ -331,13 +324,6 @@ int tensor_newindex(lua_State* L) {  // vector[i] = number
 }
 
 }  // namespace
-
-double exponent_at(lua_State* L) {
-  if (lua_type(L, 1) == LUA_TNUMBER) fail_usage("a number to the power of x is op.exp(x * math.log(number))");
-  if (lua_type(L, 2) != LUA_TNUMBER)
-    fail_usage("x ^ y takes a number as y; of values above 0 op.exp(op.log(x) * y) is x to the power of y");
-  return lua_tonumber(L, 2);
-}
 
 int distributed_arithmetic(lua_State* L, Pointwise op) {
   const bool number_first = lua_type(L, 1) == LUA_TNUMBER, number_second = lua_type(L, 2) == LUA_TNUMBER;

@@ -32,10 +32,8 @@ std::vector<DistributedHandle> call_distributed(lua_State* L, const OpDef& op,
 Shares shares_at(lua_State* L, int index, std::string_view what, const MeshAxis& axis);
 // Adds mesh:all_reduce and the other collectives to the class of meshes (bind_collectives.cpp).
 void add_mesh_collectives(lua_State* L);
-// + - * / with a distributed tensor on either side (bind_tensor.cpp).
+// + - * / ^ with a distributed tensor on either side (bind_tensor.cpp).
 int distributed_arithmetic(lua_State* L, Pointwise op);
-// Of x ^ y, which takes a number as y. Throws Error(usage) for others.
-double exponent_at(lua_State* L);
 
 }  // namespace het::lua
 

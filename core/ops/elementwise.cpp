@@ -340,6 +340,24 @@ std::vector<ValueId> pow_gradient(GradientCall& call) {
   return {scaled(call, mul(call, power, call.output_gradients[0]), exponent)};
 }
 
+// As PyTorch's: d/da is b a^(b-1), and 0 where b is 0; d/db is y log(a), and 0 where a is 0 and b at least 0.
+std::vector<ValueId> power_gradient(GradientCall& call) {
+  const ValueId a = call.input(0), b = call.input(1), dy = call.output_gradients[0];
+  const auto op = [&](std::string_view name, std::vector<ValueId> operands) {
+    return call.graph.call(name, std::move(operands));
+  };
+  const ValueId zero = constant(call.graph, {call.graph.type(a).dtype, {}}, 0);
+  const auto to_base = [&] {
+    const ValueId lower = op("power", {a, call.graph.call("shift", {b}, {{"amount", -1.0}})});
+    return op("mask_out", {op("equal", {b, zero}), mul(call, dy, mul(call, b, lower))});
+  };
+  const auto to_exponent = [&] {
+    const ValueId flat = op("mask", {op("equal", {a, zero}), op("less_equal", {zero, b})});
+    return op("mask_out", {flat, mul(call, dy, mul(call, call.output(0), op("log", {a})))});
+  };
+  return both(call, to_base, to_exponent);
+}
+
 std::vector<ValueId> div_gradient(GradientCall& call) {
   const ValueId share = call.graph.call("div", {call.output_gradients[0], call.input(1)});
   return both(
@@ -407,6 +425,7 @@ std::vector<OpDef> elementwise_ops() {
       binary("minimum", "The smaller of a and b, broadcasting; NaN where either is.", [](GradientCall& call) {
         return choice_gradient(call, call.graph.call("less", {call.input(0), call.input(1)}));
       }));
+  ops.push_back(binary("power", "a to the power of b, broadcasting.", power_gradient));
   ops.push_back(comparison("equal", "1 where a = b, else 0."));
   ops.push_back(comparison("not_equal", "1 where a ≠ b, else 0; NaN differs from all numbers."));
   ops.push_back(comparison("less", "1 where a < b, else 0."));

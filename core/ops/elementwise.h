@@ -28,6 +28,7 @@ namespace het {
   X(div, 2)       /* a / b */                                                           \
   X(maximum, 2)   /* the larger; NaN when either is */                                  \
   X(minimum, 2)   /* the smaller; NaN when either is */                                 \
+  X(power, 2)     /* a to the power of b */                                             \
   X(clamp_min, 1) /* a < i ? i : a */                                                   \
   X(clamp_max, 1) /* a > i ? i : a */                                                   \
   X(equal, 2)     /* a == b ? 1 : 0, as all comparisons */                              \

@@ -26,6 +26,9 @@ template <typename Function>
 void scalars(const float* a, float* to, int64_t n, const Function& f) {
   for (int64_t i = 0; i < n; ++i) to[i] = f(a[i]);
 }
+void powers(const float* a, const float* b, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ::powf(a[i], b[i]);
+}
 
 constexpr float kRootTwoOverPi = 0.797884561f, kCubic = 0.044715f;
 
@@ -57,6 +60,7 @@ void run_step(Pointwise code, const float* a, const float* b, float* to, float i
     case Pointwise::div: return binary(a, b, to, n, [](V x, V y) { return x / y; });
     case Pointwise::maximum: return binary(a, b, to, n, [](V x, V y) { return maximum(x, y); });
     case Pointwise::minimum: return binary(a, b, to, n, [](V x, V y) { return minimum(x, y); });
+    case Pointwise::power: return powers(a, b, to, n);
     case Pointwise::clamp_min:
       return unary(a, to, n, [bound = splat(immediate)](V x) { return x < bound ? bound : x; });
     case Pointwise::clamp_max:

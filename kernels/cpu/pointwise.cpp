@@ -15,6 +15,7 @@ bool is_function(Pointwise code) {
     case Pointwise::sin:
     case Pointwise::cos:
     case Pointwise::pow:
+    case Pointwise::power:
     case Pointwise::tanh:
     case Pointwise::sigmoid:
     case Pointwise::silu:

@@ -66,6 +66,7 @@ __device__ inline float apply(float a, float b, float immediate) {
   if constexpr (kCode == Pointwise::div) return a / b;
   if constexpr (kCode == Pointwise::maximum) return a != a || a > b ? a : b;
   if constexpr (kCode == Pointwise::minimum) return a != a || a < b ? a : b;
+  if constexpr (kCode == Pointwise::power) return powf(a, b);
   if constexpr (kCode == Pointwise::clamp_min) return a < immediate ? immediate : a;
   if constexpr (kCode == Pointwise::clamp_max) return a > immediate ? immediate : a;
   if constexpr (kCode == Pointwise::equal) return a == b ? 1.0f : 0.0f;

@@ -27,6 +27,7 @@ double apply(const PointwiseStep& step, double a, double b) {
       return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::max(a, b);
     case Pointwise::minimum:
       return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : std::min(a, b);
+    case Pointwise::power: return std::pow(a, b);
     case Pointwise::clamp_min: return a < step.immediate ? step.immediate : a;
     case Pointwise::clamp_max: return a > step.immediate ? step.immediate : a;
     case Pointwise::equal: return a == b;

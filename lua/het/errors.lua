@@ -85,7 +85,7 @@ local function hint_about_tensors(message)
     return "; tensors and values of a model are compared by operators: op.where(op.greater(x, y), x, y)"
   end
   if message:find "attempt to perform arithmetic on .*userdata" then
-    return "; tensors and values of a model have + - * / and ^ with a number; op has others, such as op.clamp"
+    return "; tensors and values of a model have + - * / and ^; op has others, such as op.clamp"
   end
   if message:find "attempt to concatenate .*userdata" then return "; tostring(x) is the text of a tensor" end
   if message:find "attempt to get length of .*userdata" then return "; x.shape[1] is the number of rows of x" end

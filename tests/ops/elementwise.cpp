@@ -129,6 +129,13 @@ std::vector<Case> elementwise_cases() {
   Case lower = nan;
   lower.op = "minimum";
   cases.push_back(lower);
+  binary(cases, "power", T({}).in(0.25, 4), T({}).in(-2, 2));
+  // Whole exponents of negative numbers, whose logarithm there is not.
+  binary(cases, "power", T({}).in(-2, 2).apart(0.1), T({}).of({2, 3, -1, 0, 1}).constant());
+  Case edges = nan;
+  edges.op = "power";
+  edges.inputs = {T({8}).of({0, 0, 0, -8, inf, NAN, 1, -1}), T({8}).of({0, 2, -1, 0.5, -1, 0, NAN, inf})};
+  cases.push_back(edges);
   for (const char* op : {"equal", "not_equal", "less", "less_equal"}) {
     binary(cases, op, T({}).of({0.5, -2, 1, 3, 0, -1, 2}).constant(),
            T({}).of({0.5, 3, 1, -1, 0}).constant());

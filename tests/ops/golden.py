@@ -119,6 +119,10 @@ def elementwise():
     for dtype, name in [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")]:
         values = torch.tensor([1.0, 1 / 3, -2 / 3, 257.0, 65503.0, 1e-3, 0.1, -1.00390625, 1.01171875])
         case("cast", lambda x, d=dtype: x.to(d).to(torch.float64), [values], {"dtype": name}, through=[])
+    for a, b in shapes:
+        case("power", torch.pow, [draw(*a, low=0.25, high=3), draw(*b, low=-2, high=2)])
+    # 0 to the power of something has no slope in the exponent, and something to the power of 0 none in the base.
+    case("power", torch.pow, [torch.tensor([0.0, 0.0, 2.0, 3.0]), torch.tensor([2.0, 1.0, 0.0, 0.0])])
 
 
 def shape():

@@ -99,6 +99,13 @@ class Prompt(Case):
         self.assertEqual(self.hetrun(lines='x = het.tensor { { 1, 2 }, { 3, 4 } }\nx[-1]\nx[2][1]\n')[0],
                          '[3., 4.]\nf32[2]\n3\n')
 
+    def test_powers_have_numbers_and_tensors_on_both_sides(self):
+        lines = ('x, y = het.tensor { 1, 2, 3 }, het.tensor { 2, 3, -1 }', 'print(x ^ 2)', 'print(2 ^ x)', 'print(x ^ y)',
+                 'print(het.op.pow(x, y))', 'print(het.op.pow(x, { exponent = 2 }))', 'print(het.op.pow(2, x))')
+        said = self.hetrun(lines='\n'.join(lines) + '\n')[0]
+        self.assertEqual([line for line in said.splitlines() if line.startswith('[')], [
+            '[1., 4., 9.]', '[2., 4., 8.]', '[1.0000, 8.0000, 0.3333]', '[1.0000, 8.0000, 0.3333]', '[1., 4., 9.]', '[2., 4., 8.]'])
+
     def test_a_method_that_tensors_lack_is_named(self):
         self.says('x:sum()', "a tensor has no 'sum'; het.op.sum(x) computes it")
         self.says('x:matmul(x)', "a tensor has no 'matmul'; het.op.matmul(x) computes it")
@@ -110,10 +117,8 @@ class Prompt(Case):
     def test_what_looks_like_another_library_is_explained(self):
         self.says('#x', 'a tensor has no one length: x.shape[1] is the rows of f32[2, 3], x:numel() its elements')
         arithmetic = ("attempt to perform arithmetic on global 'x' (a userdata value); tensors and values of a model have "
-                      '+ - * / and ^ with a number; op has others, such as op.clamp')
+                      '+ - * / and ^; op has others, such as op.clamp')
         self.says('x % 2', arithmetic)
-        self.says('x ^ x', 'x ^ y takes a number as y; of values above 0 op.exp(op.log(x) * y) is x to the power of y')
-        self.says('2 ^ x', 'a number to the power of x is op.exp(x * math.log(number))')
         self.says('x .. "a"', "attempt to concatenate global 'x' (a userdata value); tostring(x) is the text of a tensor")
         self.says('het.grad(function(y) return y ^ 2 end)(x)', 'het.grad: the function returned f32[2, 3]; a gradient is of a '
                   'single number, such as op.sum or op.mean of it')

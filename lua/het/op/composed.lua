@@ -74,6 +74,17 @@ return function(op)
   add("greater_equal", "a:T, b:T → T", "1 where a ≥ b, else 0.", "op.greater_equal(x, 0)",
     function(a, b) return op.less_equal(b, a) end)
 
+  local pow = op.pow
+  add("pow", "x:T, y?:T → T", "x to the power of y, broadcasting, or of the constant `exponent`; the gradient goes to "
+    .. "both. x ^ y is the same.", "op.pow(x, y)", function(x, y)
+    if y == nil or type(y) == "table" and debug.getmetatable(y) == nil then return pow(x, y) end
+    for which, value in pairs { x = x, y = y } do
+      if type(value) ~= "number" then check_value("pow", value, which) end
+    end
+    if type(x) == "number" and type(y) == "number" then return op.power(x, y) end
+    return x ^ y
+  end)
+
   add("clamp", "x:T → T", "x, no less than `min` and no more than `max`.", "op.clamp(x, { min = -1, max = 1 })",
     function(x, options)
       options = check_options("clamp", options, { "min", "max" })
