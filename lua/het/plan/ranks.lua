@@ -227,11 +227,11 @@ function ranks.follow_links(run, hosts, known)
   for i, host in ipairs(hosts) do
     if known[i] then learn(host, known[i].bandwidth, known[i].latency) end
   end
-  local machines, is_known = {}, true
+  local is_known, is_one = true, true
   for _, host in ipairs(hosts) do
-    machines[host], is_known = true, is_known and of_host[host] ~= nil
+    is_known, is_one = is_known and of_host[host] ~= nil, is_one and host == hosts[1]
   end
-  if not next(machines, (next(machines))) then
+  if is_one then
     run.link = inside
     return
   end
