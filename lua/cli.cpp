@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iostream>
 #include <map>
+#include <utility>
 
 #include "core/base/nearest.h"
 #include "core/base/units.h"
@@ -394,8 +395,11 @@ void read_settings(Settings& settings, const OptionTexts& texts) {
 
 // What is no option of hetrun: the command, its arguments, and the options of a recipe.
 void take_words(const std::vector<std::string>& words, CommandLine& line) {
+  bool follows_option = false;
   for (const std::string& word : words) {
+    const bool follows = std::exchange(follows_option, false);
     if (word.starts_with("--")) {
+      follows_option = !line.command.empty();
       if (line.command.empty()) {
         const std::string name = word.substr(0, word.find('='));
         // Options of a recipe may also stand before it; without a recipe they are unknown.
@@ -404,12 +408,14 @@ void take_words(const std::vector<std::string>& words, CommandLine& line) {
         if (!recipe_follows) fail_unknown_option(name);
       }
       line.settings.arguments.push_back(word);
+      line.settings.followers.emplace_back();
     } else if (word.starts_with("-") && word.size() > 1) {
       fail_usage("there is no option {} (hetrun --help lists the options)", word);
     } else if (line.command.empty()) {
       line.command = word;
     } else {
       line.arguments.push_back(word);
+      if (follows) line.settings.followers.back() = std::to_string(line.arguments.size());
     }
   }
 }

@@ -160,6 +160,7 @@ State::State(const Settings& settings, Gpus gpus) {
   lua_setfield(L_, -2, "settings");
   set_list(L_, "arguments", settings.arguments);  // the commands take theirs out
   set_list(L_, "words", settings.arguments);
+  set_list(L_, "followers", settings.followers);
 
   lua_getglobal(L_, "package");
   lua_getfield(L_, -1, "loaded");

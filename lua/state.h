@@ -44,6 +44,9 @@ struct Settings {
   double limit_seconds = 0;                          // 0: none
   std::string limit_time;                            // as written
   std::vector<std::string> arguments;                // --name=value words for the recipe
+  // Of each of them which of the words that are no options follows it, from 1: perhaps the value of `--name
+  // value`. "": none does.
+  std::vector<std::string> followers;
 };
 
 // Owns the lua_State. Used from one thread.

@@ -90,6 +90,16 @@ class Mistakes(Case):
         self.assertIn("there is no extension 'schedule'; did you mean 'schedules'?",
                       self.refused('plan', 'small.lua', '--without=schedule'))
         self.assertIn('hetrun plan needs a recipe', self.refused('plan'))
+        self.assertIn('hetrun plan needs a recipe', self.refused('plan', '--policy', 'hap'))
+        self.assertIn("unexpected argument 'small.lua'", self.refused('plan', '--gains', 'hap', 'small.lua'))
+
+    def test_values_of_options_may_follow_as_words(self):
+        wanted = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--policy=megatron', '--lua')[0]
+        for words in (('--policy', 'megatron', '--cluster', 'cluster.lua', '--lua', 'small.lua'),
+                      ('small.lua', '--cluster', 'cluster.lua', '--lua', '--policy', 'megatron'),
+                      ('--cluster', 'cluster.lua', 'small.lua', '--policy=megatron', '--lua')):
+            self.assertEqual(self.hetrun('plan', *words)[0], wanted, words)
+        self.assertIn("did you mean 'megatron'?", self.refused('plan', '--policy', 'megaton', 'small.lua'))
 
     def test_money_needs_prices(self):
         free = CLUSTER.replace(', price = 8', '')

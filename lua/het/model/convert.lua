@@ -15,7 +15,7 @@ local function say(format, ...) native.write("stdout", format:format(...) .. "\n
 
 -- The options given, and a sentence for each mistake.
 local function take(options, words, usage)
-  local given, problems = subcommand.take(options)
+  local given, problems = subcommand.take(options, words)
   local names = {}
   for i, option in ipairs(options) do names[i] = "--" .. option[1] end
   for _, word in ipairs(native.arguments or {}) do

@@ -212,8 +212,8 @@ local function policy_in(program, path)
 end
 
 -- The options of a command, each checked by itself with `try`.
-local function take_options(command, try)
-  local given, problems = subcommand.take(options_of(command))
+local function take_options(command, try, words)
+  local given, problems = subcommand.take(options_of(command), words)
   if native.settings.trace and native.settings.trace ~= "" then given.trace = native.settings.trace end
   for _, problem in ipairs(problems) do try(errors.usage, "%s", problem) end
   if given.cluster and given.devices then
@@ -277,7 +277,7 @@ end
 -- @treturn table the options
 local function take(program, command, sentence, words)
   local try, raise = errors.collector()
-  local given = take_options(command, try)
+  local given = take_options(command, try, words)
   local run, code = try(recipe_of, program, command, sentence, words)
   if native.settings.help then
     raise()

@@ -398,7 +398,7 @@ end
 --- `hetrun profile RECIPE`; returns the exit code.
 function profiling.run(program, ...)
   local words = { ... }
-  local given, problems = subcommand.take(about.options)
+  local given, problems = subcommand.take(about.options, words)
   if problems[1] then errors.usage("%s", table.concat(problems, "\n")) end
   local path = given.out or words[1] and (words[1]:match "([^/]*)$"):gsub("%.lua$", "") .. ".profile.json"
   if path then subcommand.name_path(path, "write") end

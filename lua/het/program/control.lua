@@ -252,8 +252,8 @@ local function help(usage, lines)
   return 0
 end
 
-local function given_options(command)
-  local given, problems = subcommand.take(options)
+local function given_options(command, words)
+  local given, problems = subcommand.take(options, words)
   if problems[1] then errors.usage("hetrun %s: %s", command, problems[1]) end
   if (native.arguments or {})[1] then
     errors.usage("hetrun %s has no option %s; hetrun %s --help lists them", command, native.arguments[1], command)
@@ -266,8 +266,9 @@ function control.status(...)
   if native.settings.help then
     return help("hetrun status: how a running job is doing: its ranks, plan, step, losses, changes and snapshots.", {})
   end
-  local given = given_options "status"
-  if select("#", ...) > 0 then errors.usage("hetrun status takes options alone, not '%s'", (...)) end
+  local words = { ... }
+  local given = given_options("status", words)
+  if words[1] then errors.usage("hetrun status takes options alone, not '%s'", words[1]) end
   local attached, name, where = connect(given)
   show(read(attached, name, where))
   return 0
@@ -278,8 +279,10 @@ function control.attach(word, ...)
   if native.settings.help then
     return help("hetrun attach [WORD]: a prompt that steers a running job, or one of its words at once.", commands)
   end
-  local given = given_options "attach"
-  if select("#", ...) > 0 then errors.usage("hetrun attach takes one word, not '%s' too", (...)) end
+  local words = { word, ... }
+  local given = given_options("attach", words)
+  word = words[1]
+  if words[2] then errors.usage("hetrun attach takes one word, not '%s' too", words[2]) end
   if word then check_word(word) end
   local attached, name, where = connect(given)
   if not word then return prompt(attached, name, where) end

@@ -6,11 +6,12 @@ local subcommand = {}
 
 --- Take a command's options out of the words of the command line; the recipe's stay in native.arguments.
 -- @tparam table options list of { name, VALUE or nil, sentence, path = "read" or "write" of one that names a file }
+-- @tparam {string,...} words the command's other words: `--name value` takes its value from them
 -- @treturn table what was given, by name: the value, or true
 -- @treturn {string,...} a sentence for each mistake
-function subcommand.take(options)
-  local given, rest, problems = {}, {}, {}
-  for _, word in ipairs(native.arguments or {}) do
+function subcommand.take(options, words)
+  local given, rest, problems, taken = {}, {}, {}, {}
+  for i, word in ipairs(native.arguments or {}) do
     local name, value = word:match("^%-%-([^=]+)=(.*)$")
     if not name then name = word:match("^%-%-(.+)$") end
     local known
@@ -19,13 +20,18 @@ function subcommand.take(options)
     end
     if not known then
       rest[#rest + 1] = word
+    elseif known[2] and not value and words[tonumber(native.followers[i])] then
+      taken[#taken + 1] = tonumber(native.followers[i])
+      given[name] = words[taken[#taken]]
+      table.insert(native.words, ("--%s=%s"):format(name, given[name]))   -- as if it was said so
     elseif known[2] and not value then
       problems[#problems + 1] = ("%s needs a value, such as --%s=%s"):format(word, name, known[2])
     else
       given[name] = value or true
-      if known.path and value then subcommand.name_path(value, known.path) end
     end
+    if known and known.path and type(given[name]) == "string" then subcommand.name_path(given[name], known.path) end
   end
+  for i = #taken, 1, -1 do table.remove(words, taken[i]) end
   native.arguments = rest
   native.command_options = {}   -- for what the recipe says of options that it does not know
   for i, option in ipairs(options) do native.command_options[i] = "--" .. option[1] end

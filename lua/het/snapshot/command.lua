@@ -160,14 +160,16 @@ local function help()
 end
 
 --- Run the words of the command line; returns the exit code.
-function command.run(word, ...)
+function command.run(...)
   if native.settings.help then return help() end
+  local words = { ... }
+  local given, problems = subcommand.take({ { "step", "N" } }, words)
+  local word = table.remove(words, 1)
   local verb = verbs[word]
   if not verb then
     errors.usage("hetrun snapshot needs one of %s%s", table.concat(order, ", "),
       word and (", not '%s'"):format(word) or "; hetrun snapshot --help explains them")
   end
-  local given, problems = subcommand.take { { "step", "N" } }
   if problems[1] then errors.usage("hetrun snapshot: %s", problems[1]) end
   wanted_step = given.step and tonumber(given.step:match "^%d+$")
   if given.step and not wanted_step then errors.usage("--step=%s: a whole number is needed", given.step) end
@@ -175,10 +177,10 @@ function command.run(word, ...)
   for _, option in ipairs(native.arguments or {}) do
     errors.usage("hetrun snapshot: there is no option %s; there are --step, --json", option:match "^[^=]+")
   end
-  if select("#", ...) ~= wanted then
+  if #words ~= wanted then
     errors.usage("hetrun snapshot %s takes %s: hetrun snapshot %s %s", word, plural(wanted, "path"), word, verb.words)
   end
-  local result = verb.run(...)
+  local result = verb.run(unpack(words))
   if native.settings.json then native.write("stdout", native.json_encode(result) .. "\n") end
   return 0
 end
