@@ -1,5 +1,6 @@
 // The contest's JSON form, read in one pass over the mapped file: instances have hundreds of megabytes of
 // numbers, for which a general JSON value would take ten times the memory.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -207,24 +208,32 @@ class Reader {
                                        {has_edge_nodes_, "edges.nodes"},
                                        {has_edge_costs_, "edges.costs"}})
       if (!there) fail_usage("the field problem.{} is missing", field);
-    if (costs_.size() != intervals_.size() || usages_.size() != intervals_.size())
-      fail_usage(
-          "problem.nodes has {} intervals, {} lists of costs and {} of usages; each node has one of each",
-          intervals_.size(), costs_.size(), usages_.size());
+    if (costs_.size() != intervals_.size() || usages_.size() != intervals_.size()) {
+      const size_t first = std::min({intervals_.size(), costs_.size(), usages_.size()});
+      std::vector<std::string> lacks;
+      if (intervals_.size() == first) lacks.emplace_back("interval");
+      if (costs_.size() == first) lacks.emplace_back("costs");
+      if (usages_.size() == first) lacks.emplace_back("usages");
+      fail_usage("node {} has no {}: problem.nodes has {} intervals, {} lists of costs and {} of usages",
+                 first, fmt::join(lacks, " and no "), intervals_.size(), costs_.size(), usages_.size());
+    }
     if (edge_nodes_.size() != edge_costs_.size())
-      fail_usage("problem.edges has {} lists of nodes and {} of costs; each edge has one of each",
-                 edge_nodes_.size(), edge_costs_.size());
+      fail_usage("edge {} has no {}: problem.edges has {} lists of nodes and {} of costs",
+                 std::min(edge_nodes_.size(), edge_costs_.size()),
+                 edge_nodes_.size() < edge_costs_.size() ? "nodes" : "costs", edge_nodes_.size(),
+                 edge_costs_.size());
     problem_.nodes.resize(intervals_.size());
     for (size_t i = 0; i < intervals_.size(); ++i) {
       if (intervals_[i].size() != 2)
-        fail_usage("problem.nodes.intervals[{}] has {} numbers; an interval has 2", i, intervals_[i].size());
+        fail_usage("node {}: problem.nodes.intervals[{}] has {} numbers; an interval has 2", i, i,
+                   intervals_[i].size());
       problem_.nodes[i] = {intervals_[i][0], intervals_[i][1], std::move(costs_[i]), std::move(usages_[i])};
     }
     problem_.edges.resize(edge_nodes_.size());
     for (size_t e = 0; e < edge_nodes_.size(); ++e) {
       for (const int64_t node : edge_nodes_[e]) {
         if (node < 0 || node >= std::ssize(problem_.nodes))
-          fail_usage("problem.edges.nodes[{}] names node {}; nodes are 0 to {}", e, node,
+          fail_usage("edge {}: problem.edges.nodes[{}] names node {}; nodes are 0 to {}", e, e, node,
                      std::ssize(problem_.nodes) - 1);
         problem_.edges[e].nodes.push_back(static_cast<int>(node));
       }

@@ -1,4 +1,5 @@
 """`hetrun solve`: instances of google/iopddl, what is printed and written, and what is refused."""
+import itertools
 import json
 import random
 import signal
@@ -75,6 +76,23 @@ class Solving(Case):
         self.assertIn('1000000000000000006', out)
         self.assertRegex(out, r'(?m)^note +it has a cost of 10\^18, which means not allowed: ')
 
+    def test_an_instance_without_a_limit_says_so_and_costs_may_be_negative(self):
+        # As the contest's own code reads them: the limit is optional, costs are any whole numbers of 64 bits.
+        instance = json.loads(json.dumps(EXAMPLE))
+        del instance['problem']['usage_limit']
+        instance['problem']['nodes']['costs'][1][1] = -500
+        instance['problem']['edges']['costs'][1][1] = -7
+        file = self.write(instance)
+        out, _ = self.hetrun('solve', file)
+        self.assertRegex(out, r'(?m)^peak usage \d+ at time \d+, limit none$')
+        self.assertRegex(out, r'(?m)^note +the file has no usage_limit: a choice may use any amount$')
+        self.assertNotIn('no usage_limit', self.hetrun('solve', self.write(EXAMPLE, 'limited.json'))[0])
+        answer = self.json_of('solve', file)
+        best = min((evaluate(instance, choice)[0], choice) for choice in itertools.product(
+            *(range(len(costs)) for costs in instance['problem']['nodes']['costs'])))
+        self.assertEqual((answer['cost'], answer['bound'], tuple(answer['solution'])), (best[0], best[0], best[1]))
+        self.assertLess(best[0], 0)
+
     def test_a_hard_instance_ends_in_time_with_a_choice_that_fits(self):
         instance = self.hard()
         file = self.write(instance)
@@ -118,7 +136,15 @@ class Solving(Case):
         self.assertIn('node 1 has 1 costs but 2 usages', changed(lambda p: p['nodes']['costs'].__setitem__(1, [55])))
         self.assertIn('node 2, strategy 1 has the usage -3', changed(lambda p: p['nodes']['usages'][2].__setitem__(1, -3)))
         self.assertIn('edge 3 has 2 costs', changed(lambda p: p['edges']['costs'].__setitem__(3, [1, 2])))
-        self.assertIn('problem.edges.nodes[0] names node 9', changed(lambda p: p['edges']['nodes'].__setitem__(0, [0, 9])))
+        self.assertIn('node 4 has no costs and no usages: problem.nodes has 5 intervals, 4 lists of costs and 4 of usages',
+                      changed(lambda p: (p['nodes']['costs'].pop(), p['nodes']['usages'].pop())))
+        self.assertIn('node 4 has no interval: ', changed(lambda p: p['nodes']['intervals'].pop()))
+        self.assertIn('edge 4 has no nodes: problem.edges has 4 lists of nodes and 5 of costs',
+                      changed(lambda p: p['edges']['nodes'].pop()))
+        self.assertIn('edge 4 has no costs: ', changed(lambda p: p['edges']['costs'].pop()))
+        self.assertIn('node 2: problem.nodes.intervals[2] has 3 numbers; an interval has 2',
+                      changed(lambda p: p['nodes']['intervals'][2].append(3)))
+        self.assertIn('edge 0: problem.edges.nodes[0] names node 9', changed(lambda p: p['edges']['nodes'].__setitem__(0, [0, 9])))
         self.assertIn('there are no nodes', changed(lambda p: (p.__setitem__('nodes', {'intervals': [], 'costs': [], 'usages': []}),
                                                               p.__setitem__('edges', {'nodes': [], 'costs': []}))))
         self.assertIn('at time 50 the nodes use 50 at least, which is 1 above the limit 49',

@@ -105,6 +105,9 @@ function command.run(...)
     local gap = found.bound and ("%.4f %%"):format(100 * found.gap) or "unknown"
     say("%-10s %s", "gap", found.optimal and "0 %, proven optimal" or gap)
     say("%-10s %s at time %d, limit %s", "peak usage", found.peak_usage, found.peak_time, found.usage_limit or "none")
+    if not found.usage_limit then
+      say("%-10s the file has no usage_limit: a choice may use any amount", "note")
+    end
     if tonumber(found.cost) >= not_allowed then
       say("%-10s it has a cost of 10^18, which means not allowed: no choice that was found fits without", "note")
     end
