@@ -249,14 +249,28 @@ class Validator {
     return plan_.tensor < 1 ? stage.shares : tensor_shares(plan_, stage);
   }
 
+  static std::string counted(size_t count, const char* what) {
+    return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+  }
+  // "1 share", "3 equal shares", "3 shares, { 3, 1, 1 }"
+  static std::string show_count(const Shares& shares) {
+    if (shares.size() == 1) return "1 share";
+    const bool are_equal =
+        std::all_of(shares.begin(), shares.end(), [&](int64_t share) { return share == shares[0]; });
+    return are_equal ? fmt::format("{} equal shares", shares.size())
+                     : fmt::format("{} shares, {}", shares.size(), show_shares(shares));
+  }
+
   // How the devices of a stage share its layers.
   void check_cut(const Stage& stage, const std::string& where) {
     const Shares shares = shares_of(stage);
     const StageSharding* mesh = mesh_of(plan_, stage);
     if (mesh != nullptr) check_mesh(*mesh, stage, where, problems_);
     if (mesh == nullptr && !shares.empty() && stage.devices.size() != shares.size())
-      add("{}: {} devices for tensor = {}; each stage has one device for each tensor-parallel rank", where,
-          stage.devices.size(), show_shares(shares));
+      add("{}: {} for {}; each device of a stage has one share", where,
+          counted(stage.devices.size(), "device"),
+          plan_.shares.empty() && stage.shares.empty() ? fmt::format("tensor = {}", shares.size())
+                                                       : show_count(shares));
     for (size_t r = 0; r < stage.shares.size() && r < stage.devices.size(); ++r)
       if (stage.shares[r] < 1)
         add("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],

@@ -107,7 +107,7 @@ TEST_CASE("a plan with several mistakes names them all") {
       if (problem.find(text) != std::string::npos) return true;
     return false;
   };
-  CHECK(has("1 devices for tensor = 2"));
+  CHECK(has("1 device for tensor = 2"));
   CHECK(has("begins at layer 4, the stage before it ends at layer 3"));
   CHECK(has("a:0 is already used by pipeline 1, stage 1"));
   CHECK(has("pipeline 2 has no stage"));
@@ -153,11 +153,12 @@ TEST_CASE(
   plan.sharded_optimizer = true;
   plan.pipelines = {{2, {{{"a:0"}, 0, 3, false, 4}, {{"a:1"}, 3, 1, true, 0}}}, {1, {{{"b:0"}, 0, 4}}}};
   CHECK(validate(plan, {4, 6}).empty());
-  CHECK(to_lua(plan) ==
-        "het.plan { tensor = 1, microbatch = 2, warmup = 1, sharded_optimizer = true,\n"
-        "  het.pipeline { microbatches = 2, het.stage { \"a:0\", layers = 3, optimizer_share = 4 },\n"
-        "    het.stage { \"a:1\", layers = 1, recompute = true, optimizer_share = 0 } },\n"
-        "  het.pipeline { microbatches = 1, het.stage { \"b:0\", layers = 4 } },\n}");
+  CHECK(
+      to_lua(plan) ==
+      "het.plan { tensor = 1, microbatch = 2, warmup = 1, sharded_optimizer = true,\n"
+      "  het.pipeline { microbatches = 2, het.stage { \"a:0\", layers = 3, optimizer_share = 4 },\n"
+      "    het.stage { \"a:1\", layers = 1, recompute = true, optimizer_share = 0 } },\n"
+      "  het.pipeline { microbatches = 1, het.stage { \"b:0\", layers = 4 } },\n}");
 }
 
 TEST_CASE("stages share their layers over devices of their own number, by shares") {
@@ -180,7 +181,11 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
         "pipeline 2, stage 1: share 0 leaves b:1 idle; leave it out of the stage");
   plan.pipelines[1].stages[0].shares = {3, 1, 1};
   REQUIRE(validate(plan, {4, 2}).size() == 1);
-  CHECK(validate(plan, {4, 2})[0].find("2 devices for tensor = { 3, 1, 1 }") != std::string::npos);
+  CHECK(validate(plan, {4, 2})[0] ==
+        "pipeline 2, stage 1: 2 devices for 3 shares, { 3, 1, 1 }; each device of a stage has one share");
+  plan.pipelines[1].stages[0].shares = {1, 1, 1};
+  CHECK(validate(plan, {4, 2})[0] ==
+        "pipeline 2, stage 1: 2 devices for 3 equal shares; each device of a stage has one share");
   plan.pipelines[1].stages[0].shares = {1, 1};
   plan.pipelines[0].stages[1].shares = {};
   plan.pipelines[0].stages[1].devices = {"a:2", "a:3"};
