@@ -1,5 +1,6 @@
 """Sharding programs that are synthesised: what is printed, that they train, and what is refused."""
 import json
+import re
 import unittest
 
 from case import Case
@@ -174,7 +175,10 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         table = simulated[:simulated.index('\nlinks: ')]
         self.assertIn('what binds: ', table)
         self.assertTrue(text.startswith(f"a sharding program: {programs['name']}\n{table}\nthe best pipelines take "), text)
-        self.assertRegex(text, r'by the same simulation, \d\.\d\d times as long:\ndevice ')
+        self.assertRegex(text, r'by the same simulation, \d\.\d\d times as long; what the search says of them:\ndevice ')
+        # One step time of each plan; the search's, which differs a little, by name.
+        self.assertEqual(re.findall(r'(?m)^step ([\d.]+ ms)', text), re.findall(r'(?m)^step ([\d.]+ ms), simulated', text))
+        self.assertRegex(text, r'(?m)^by the search, layer by layer: step [\d.]+ ms, ')
         self.assertNotIn('text', programs)
         self.assertNotIn('programs', self.json_of('plan', 'images.lua', '--cluster=slow.lua', '--without=sharding_programs'))
         alone = self.losses('images.lua')
