@@ -210,6 +210,7 @@ Plan plan_at(lua_State* L, int index, int layers) {
   plan.chunks = count(index, "chunks", 1);
   plan.warmup = count(index, "warmup", 0);
   plan.sharded_optimizer = field<bool>(L, index, "sharded_optimizer").value_or(false);
+  plan.unlike_devices = field<bool>(L, index, "unlike_devices").value_or(false);
   each_in(L, index, "pipelines", [&](int, int at) {
     Pipeline& pipeline = plan.pipelines.emplace_back();
     pipeline.microbatches = count(at, "microbatches", 1);

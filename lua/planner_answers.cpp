@@ -28,6 +28,7 @@ Json plan_json(const Plan& plan) {
                         {"chunks", plan.chunks},
                         {"warmup", plan.warmup},
                         {"sharded_optimizer", plan.sharded_optimizer},
+                        {"unlike_devices", plan.unlike_devices},
                         {"pipelines", std::move(pipelines)}};
 }
 

@@ -400,6 +400,7 @@ std::string to_lua(const Plan& plan) {
   if (plan.sequence) text += " sequence = true,";
   if (plan.warmup != 0) text += fmt::format(" warmup = {},", plan.warmup);
   if (plan.sharded_optimizer) text += " sharded_optimizer = true,";
+  if (plan.unlike_devices) text += " unlike_devices = true,";
   if (plan.sharding) text += fmt::format("\n  sharding = {},", to_lua(*plan.sharding));
   text += '\n';
   for (const Pipeline& pipeline : plan.pipelines) {

@@ -92,6 +92,9 @@ struct Plan {
   int warmup = 0;  // 1F1B, split backward: extra forwards in flight for each later stage, to hide slow links
   std::optional<StageSharding> sharding = {};  // of stages that have none of their own; absent: Megatron's
   bool sharded_optimizer = false;  // state divided over the replicas of a layer by Stage::optimizer_share
+  // Devices that share a stage differ in type, and so in the last bits of what they compute: where each would
+  // compute all of a gradient alone, all take the same one from the others.
+  bool unlike_devices = false;
   bool operator==(const Plan&) const = default;
 };
 

@@ -102,6 +102,8 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     }
   }
   if (prices_memory) find_held();
+  is_copied_.assign(graph_.values.size(), false);
+  if (group_.has_unlike_types()) find_copied();
   Keys keys;
   for (size_t i = 0; i < graph_.values.size(); ++i) {
     const Value& value = graph_.values[i];
@@ -110,6 +112,7 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
             static_cast<int64_t>(value.role),
             of_state_[i],
             joined_[i],
+            is_copied_[i],
             value.producer < 0
                 ? -1
                 : static_cast<int64_t>(graph_.nodes[static_cast<size_t>(value.producer)].phase)};
@@ -138,7 +141,8 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
             decomposes ? keys.text(to_string(node.attributes)) : -1,
             static_cast<int64_t>(node.phase),
             std::bit_cast<int64_t>(cost.flops),
-            std::bit_cast<int64_t>(cost.bytes)};
+            std::bit_cast<int64_t>(cost.bytes),
+            copied_.empty() || copied_[n] == kAbsent ? -1 : class_of_value(copied_[n])};
     for (const auto* ids : {&node.inputs, &node.outputs})
       for (const ValueId id : *ids) key.push_back(id == kAbsent ? -1 : class_of_value(id));
     for (const NodeSharding& way : table.shardings(static_cast<NodeId>(n))) {
@@ -149,6 +153,61 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     }
     node_classes_.push_back(keys.number(key));
   }
+}
+
+// Of the updates of parameters: the first value behind them that the backward pass makes in the parameter's
+// shape, and only updates read.
+void ShardingCosts::find_copied() {
+  std::vector<bool> read_before(graph_.values.size(), false);
+  for (const Node& node : graph_.nodes)
+    for (const ValueId id : node.inputs)
+      if (id != kAbsent && node.phase != Phase::update) read_before[static_cast<size_t>(id)] = true;
+  std::vector<ValueId> behind(graph_.values.size(), kAbsent);  // what the update has it from
+  copied_.assign(graph_.nodes.size(), kAbsent);
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    if (node.phase != Phase::update || node.op->any_placement) continue;
+    ValueId parameter = kAbsent;
+    for (size_t i = 0; i < node.inputs.size() && parameter == kAbsent; ++i)
+      if (updates(node, i) && graph_.values[static_cast<size_t>(node.inputs[i])].role == Role::parameter)
+        parameter = node.inputs[i];
+    ValueId found = kAbsent;
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent || found != kAbsent || graph_.values[static_cast<size_t>(id)].producer < 0) continue;
+      const auto at = static_cast<size_t>(id);
+      const bool is_made_before =
+          graph_.nodes[static_cast<size_t>(graph_.values[at].producer)].phase != Phase::update;
+      found = !is_made_before ? behind[at] : read_before[at] ? kAbsent : id;
+      if (parameter != kAbsent && found != kAbsent &&
+          graph_.type(found).shape != graph_.type(parameter).shape)
+        found = kAbsent;
+    }
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent) behind[static_cast<size_t>(id)] = found;
+    if (parameter == kAbsent || found == kAbsent || is_copied_[static_cast<size_t>(found)]) continue;
+    copied_[n] = found;
+    is_copied_[static_cast<size_t>(found)] = true;
+  }
+}
+
+ValueId ShardingCosts::copied_gradient(NodeId update, int way) const {
+  if (copied_.empty() || copied_[static_cast<size_t>(update)] == kAbsent) return kAbsent;
+  const Node& node = graph_.nodes[static_cast<size_t>(update)];
+  for (size_t i = 0; way > 0 && i < node.inputs.size(); ++i)
+    if (updates(node, i) && graph_.values[static_cast<size_t>(node.inputs[i])].role == Role::parameter &&
+        table_.shardings(update)[static_cast<size_t>(way - 1)].inputs[i] != kReplicated)
+      return kAbsent;
+  return copied_[static_cast<size_t>(update)];
+}
+
+Ticks ShardingCosts::copying(ValueId gradient) {
+  const auto [entry, fresh] = copying_.emplace(class_of_value(gradient), 0);
+  if (!fresh) return entry->second;
+  const auto parts = static_cast<size_t>(group_.size());
+  const double bytes = static_cast<double>(graph_.type(gradient).bytes());
+  entry->second = ticks_of(group_.seconds(CollectiveKind::all_gather,
+                                          std::vector<double>(parts, bytes / static_cast<double>(parts))));
+  return entry->second;
 }
 
 // State, and what is made in one phase and read in a later one. Of an optimizer's state only with its
@@ -302,7 +361,9 @@ Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   const auto [entry, fresh] = node_table_.emplace(std::pair{class_of(n), way}, 0);
   if (fresh) entry->second = node_ticks(n, way, shares);
   if (entry->second >= kNever) return kNever;
-  const Ticks all = entry->second * runs(n);
+  Ticks all = entry->second * runs(n);
+  if (const ValueId copied = copied_gradient(n, way); copied != kAbsent)
+    all += weighted(copying(copied), sums_weight_);
   const Node& of = graph_.nodes[static_cast<size_t>(n)];
   if (of.op->collective) return of.phase == Phase::update ? weighted(all, sums_weight_) : all;
   return of.phase == Phase::backward ? weighted(all, backward_weight_) : all;
@@ -429,7 +490,11 @@ Ticks ShardingCosts::conversion(ValueId id, PlacementId from, PlacementId to, Ph
   if (to == kPartial) return kNever;
   forget(shares);
   const auto [entry, fresh] = conversion_table_.emplace(std::tuple{class_of_value(id), from, to}, 0);
-  if (fresh) entry->second = conversion_ticks(id, from, to, shares);
+  if (fresh) {
+    entry->second = conversion_ticks(id, from, to, shares);
+    if (to == kReplicated && is_copied_[static_cast<size_t>(id)])
+      entry->second = std::max<Ticks>(0, entry->second - copying(id));
+  }
   const Value& value = graph_.values[static_cast<size_t>(id)];
   const bool once = phase == Phase::update || (value.producer >= 0 ? runs_once(id) : is_state(value));
   const Ticks all = entry->second * (once ? 1 : microbatches_);
@@ -483,7 +548,13 @@ ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const auto node = static_cast<NodeId>(n);
     if (graph_.nodes[n].op->any_placement) continue;
-    const Ticks cost = this->node(node, way_number(node, program.nodes[n]), program.shares);
+    const int way = way_number(node, program.nodes[n]);
+    Ticks cost = this->node(node, way, program.shares);
+    if (const ValueId copied = copied_gradient(node, way); copied != kAbsent && cost < kNever) {
+      const Ticks copies = weighted(copying(copied), sums_weight_);
+      result.communication += copies;
+      cost -= copies;
+    }
     (graph_.nodes[n].op->collective ? result.communication : result.compute) += cost;
   }
   // The search does not know placements beyond these.

@@ -49,6 +49,15 @@ class ShardingCosts {
   // their time, and the backward pass the rest of its; 1 and 1 without, one after the other.
   void set_overlap(std::optional<double> weight);
 
+  // Devices that differ in type differ in the last bits of what they compute. Where each computes all of a
+  // gradient, and updates all of its parameter, they gather one copy of it from parts of theirs
+  // (Plan::unlike_devices): as an update costs that much more, and sums or gathers of its gradient, after
+  // which all have the same, so much less. The gradient of an update that runs so; kAbsent: nothing is
+  // gathered.
+  ValueId copied_gradient(NodeId update, int way) const;
+  // What that takes.
+  Ticks copying(ValueId gradient);
+
   // For a graph that is one part of the axis before (core/plan/partition.h): the parts along that axis, each
   // of as many devices as this axis has, among which its collectives go. All devices of a part exchange what
   // they have of an operand, at once.
@@ -105,6 +114,7 @@ class ShardingCosts {
   Ticks node_ticks(NodeId node, int way, const MaybeShares& shares) const;
   double outer_seconds(const Node& node, bool is_cut) const;
   double least_seconds(NodeId node, const NodeSharding& way, const Work& work) const;
+  void find_copied();
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares) const;
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,
                             const Device& device) const;
@@ -122,6 +132,9 @@ class ShardingCosts {
   static constexpr int64_t kWhole = 1000;
   std::vector<int> node_classes_, value_classes_;
   std::vector<bool> of_state_;         // values: from state alone, made once a step
+  std::vector<ValueId> copied_;        // nodes: the gradient of an update; empty: nothing is copied
+  std::vector<bool> is_copied_;        // values
+  std::map<int, Ticks> copying_;       // by class of values
   std::vector<bool> joined_;           // values: between two elementwise nodes that run as one
   std::vector<double> held_bytes_;     // of values, when they lie whole; empty: memory has no price
   std::vector<double> memory_prices_;  // by kind

@@ -117,6 +117,9 @@ DeviceGroup DeviceGroup::merged(const std::vector<std::vector<int>>& sets) const
   whole.kind_count_ = static_cast<int>(known.size());
   whole.find_slowest();
   whole.find_kinds();
+  for (const std::vector<int>& set : sets)
+    for (const int d : set)
+      whole.unlike_types_ |= devices_[static_cast<size_t>(d)].type != whole.devices_[0].type;
   return whole;
 }
 
@@ -152,6 +155,7 @@ void DeviceGroup::find_kinds() {
     for (const int way : {0, 1}) kind.to_all[way] = kind.from_any[way] = kNone;
   for (int d = 0; d < size(); ++d) {
     const Device& device = devices_[static_cast<size_t>(d)];
+    unlike_types_ |= device.type != devices_[0].type;
     const std::pair host{device.node, device.host};
     Kind& kind = of_kind_[static_cast<size_t>(kind_of(d))];
     ++kind.devices;

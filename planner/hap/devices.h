@@ -81,6 +81,8 @@ class DeviceGroup {
   // Devices of one kind have equal rates; kinds are numbered in the order of their first devices.
   int kind_of(int device) const { return kinds_[static_cast<size_t>(device)]; }
   int kinds() const { return kind_count_; }
+  // Whether types differ, by name: such devices differ in the last bits of what they compute.
+  bool has_unlike_types() const { return unlike_types_; }
   const Device& of_kind(int kind) const;
   double total_f32_flops() const;
   const Link& link(int from, int to) const { return links_[static_cast<size_t>(from * size() + to)]; }
@@ -143,6 +145,7 @@ class DeviceGroup {
   std::vector<Link> links_;           // [from * size + to]
   Link slowest_;                      // of the ring through all devices, host by host
   bool mesh_ = false;
+  bool unlike_types_ = false;
   std::optional<Gather> gather_;  // of all gathers; nullopt: what is faster
 };
 

@@ -53,6 +53,7 @@ Plan plan_of(const Request& request, const Grid& grid, const PlacementTable& row
   plan.sharding = StageSharding{{{"rows", between.shares, sharding_of(*request.table, between)},
                                  {"columns", within.shares, sharding_of(row_table, within)}}};
   plan.pipelines = {{request.microbatches, {std::move(stage)}}};
+  plan.unlike_devices = request.group->has_unlike_types();
   return plan;
 }
 

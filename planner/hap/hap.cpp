@@ -394,6 +394,7 @@ Plan to_plan(const Request& request, const ShardingProgram& program) {
     plan.shares.clear();
   plan.microbatch = request.microbatch;
   if (plan.tensor > 1) plan.sharding = along_one_axis(sharding_of(*request.table, program));
+  plan.unlike_devices = request.group->has_unlike_types();
   plan.pipelines = {{request.microbatches, {std::move(stage)}}};
   return plan;
 }

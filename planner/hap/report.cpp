@@ -1,6 +1,7 @@
 #include "planner/hap/report.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -45,6 +46,15 @@ class Lister {
     for (const Conversion& conversion : program_.conversions)
       of_value[conversion.value].push_back(&conversion);
     const std::vector<std::string> names = node_names(graph_);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) all_[{pattern_of(names[n], ". "), false}][n] = names[n];
+    for (size_t i = 0; i < graph_.values.size(); ++i) {
+      std::string name = name_of_value(static_cast<ValueId>(i));
+      all_[{pattern_of(name, ". "), true}].emplace(i, std::move(name));
+    }
+    std::set<ValueId> copied;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (const ValueId gradient = copied_gradient(static_cast<NodeId>(n)); gradient != kAbsent)
+        copied.insert(gradient);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       const auto id = static_cast<NodeId>(n);
@@ -54,25 +64,64 @@ class Lister {
       if (!node.op->any_placement && !node.op->collective) {
         const int way = costs_.way_number(id, program_.nodes[n]);
         Instruction instruction;
-        instruction.name = pattern_of(names[n], ". ");
+        instruction.name = names[n];
         instruction.rule = describe(table_, id, program_.nodes[n]);
         instruction.phase = node.phase;
         instruction.count = 1;
-        instruction.seconds = seconds_of(costs_.node(id, way, program_.shares));
-        add(std::move(instruction));
+        const ValueId gradient = copied_gradient(id);
+        const Ticks copies = gradient == kAbsent ? 0 : costs_.copying(gradient);
+        instruction.seconds = seconds_of(costs_.node(id, way, program_.shares) - copies);
+        add(std::move(instruction), n);
       }
-      for (const ValueId output : node.outputs)
-        if (output != kAbsent) add_exchanges(of_value, output);
+      for (const ValueId output : node.outputs) {
+        if (output == kAbsent) continue;
+        const bool is_copied = copied.count(output) != 0;
+        const bool is_summed = program_.values[static_cast<size_t>(output)] != kReplicated;
+        add_exchanges(of_value, output, is_copied && is_summed ? costs_.copying(output) : 0);
+        if (is_copied && !is_summed) add_copying(output);
+      }
     }
+    for (size_t i = 0; i < list_.size(); ++i) list_[i].name = name_of_all(list_[i], names_[i]);
     return std::move(list_);
   }
 
  private:
-  void add(Instruction instruction) {
+  ValueId copied_gradient(NodeId n) const {
+    const Node& node = graph_.nodes[static_cast<size_t>(n)];
+    if (node.op->any_placement || node.op->collective) return kAbsent;
+    return costs_.copied_gradient(n, costs_.way_number(n, program_.nodes[static_cast<size_t>(n)]));
+  }
+
+  // Of a gradient that unlike devices compute whole.
+  void add_copying(ValueId id) {
+    Instruction instruction;
+    instruction.name = name_of_value(id);
+    instruction.rule = "all_gather: a part from each -> whole";
+    instruction.phase = Phase::update;
+    instruction.count = 1;
+    instruction.bytes = static_cast<double>(graph_.type(id).bytes());
+    instruction.seconds = seconds_of(costs_.copying(id));
+    instruction.is_exchange = true;
+    add(std::move(instruction), static_cast<size_t>(id));
+  }
+
+  std::string name_of_value(ValueId id) const {
+    const Value& value = graph_.values[static_cast<size_t>(id)];
+    if (!value.name.empty() || value.producer < 0) return value.name;
+    return name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)]) +
+           (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1));
+  }
+
+  using Named = std::map<size_t, std::string>;  // nodes or values, with their names
+
+  // `which`: the node, or the value that is exchanged.
+  void add(Instruction instruction, size_t which) {
     instruction.axis = axis_;
-    const auto key =
-        std::tuple(instruction.name, instruction.rule, instruction.phase, instruction.is_exchange);
+    const auto key = std::tuple(pattern_of(instruction.name, ". "), instruction.rule, instruction.phase,
+                                instruction.is_exchange);
     const auto [known, fresh] = places_.emplace(key, list_.size());
+    if (fresh) names_.emplace_back();
+    names_[known->second].emplace(which, instruction.name);
     if (fresh) {
       list_.push_back(std::move(instruction));
       return;
@@ -82,7 +131,38 @@ class Lister {
     list_[known->second].seconds += instruction.seconds;
   }
 
-  void add_exchanges(std::map<ValueId, std::vector<const Conversion*>>& of_value, ValueId id) {
+  // "blocks.*.mlp.up linear" where these are all of that kind, else "blocks.0-3,7.mlp.up linear".
+  std::string name_of_all(const Instruction& instruction, const Named& these) const {
+    const std::string pattern = pattern_of(instruction.name, ". ");
+    const Named& all = all_.at({pattern, instruction.is_exchange});
+    const size_t star = pattern.find('*');
+    if (star == std::string::npos || these.size() == all.size()) return pattern;
+    const std::set<int64_t> layers = numbers_at(star, these);
+    if (layers == numbers_at(star, all)) return pattern;
+    return pattern.substr(0, star) + show_ranges(layers) + pattern.substr(star + 1);
+  }
+
+  static std::set<int64_t> numbers_at(size_t place, const Named& named) {
+    std::set<int64_t> numbers;
+    for (const auto& [which, name] : named) numbers.insert(std::strtoll(name.c_str() + place, nullptr, 10));
+    return numbers;
+  }
+
+  static std::string show_ranges(const std::set<int64_t>& numbers) {
+    std::string text;
+    for (auto it = numbers.begin(); it != numbers.end();) {
+      const int64_t first = *it;
+      int64_t last = first;
+      while (++it != numbers.end() && *it == last + 1) ++last;
+      if (!text.empty()) text += ',';
+      text += first == last ? std::to_string(first) : fmt::format("{}-{}", first, last);
+    }
+    return text;
+  }
+
+  // `copies`: what the update counts of the first.
+  void add_exchanges(std::map<ValueId, std::vector<const Conversion*>>& of_value, ValueId id,
+                     Ticks copies = 0) {
     const auto found = of_value.find(id);
     if (found == of_value.end()) return;
     const PlacementId from = program_.values[static_cast<size_t>(id)];
@@ -95,21 +175,18 @@ class Lister {
       needs[static_cast<size_t>(conversion->phase)] |= form(conversion->to);
       const Ticks all = ValueCosts(costs_, program_.shares, id).cost(from, needs);
       Instruction instruction;
-      instruction.name =
-          value.name.empty() && value.producer >= 0
-              ? pattern_of(name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)]), ". ") +
-                    (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1))
-              : pattern_of(value.name, ". ");
+      instruction.name = name_of_value(id);
       instruction.rule = fmt::format("{}: {} -> {}", collective(id, from, conversion->to),
                                      show(table_, id, from), show(table_, id, conversion->to));
       instruction.phase = conversion->phase;
       instruction.count = 1;
       instruction.bytes =
           from == kReplicated || value.role == Role::input ? 0 : static_cast<double>(value.type.bytes());
-      instruction.seconds = value.role == Role::input ? 0 : seconds_of(all - paid);
+      instruction.seconds = value.role == Role::input ? 0 : seconds_of(all - paid + copies);
+      copies = 0;
       instruction.is_exchange = true;
       paid = all;
-      add(std::move(instruction));
+      add(std::move(instruction), static_cast<size_t>(id));
     }
     of_value.erase(found);
   }
@@ -135,6 +212,8 @@ class Lister {
   const int axis_;
   ShardingCosts costs_;
   std::vector<Instruction> list_;
+  std::vector<Named> names_;                           // of each of the list
+  std::map<std::pair<std::string, bool>, Named> all_;  // by pattern: nodes, or (true) values
   std::map<std::tuple<std::string, std::string, Phase, bool>, size_t> places_;
 };
 
@@ -348,7 +427,10 @@ std::string to_text(const Report& report) {
   else if (!report.is_cut)
     text += fmt::format(
         "\nnothing is cut: every device runs the whole model on the whole batch, as one device alone would{}",
-        report.parts.norms > 0 ? "; they exchange only norms and losses" : "");
+        report.plan.unlike_devices
+            ? "; they differ in type and take the same gradients, of which each gives a part"
+        : report.parts.norms > 0 ? "; they exchange only norms and losses"
+                                 : "");
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
   text +=
       fmt::format("\na step on {}, slowest in compute: {}", report.slowest, planner::to_text(report.parts));
@@ -396,8 +478,9 @@ std::string to_text(const Report& report) {
   for (const std::string& op : report.whole)
     text += fmt::format("note: {} has no sharding rules; every device runs all of it\n", op);
   text +=
-      "program (a name with * stands for all layers; times of a whole step; \"dim 0\": cut along dimension "
-      "0,\n"
+      "program (a name with * stands for all layers, or all calls; times of a whole step; \"dim 0\": cut "
+      "along "
+      "dimension 0,\n"
       "  \"replicated\" and \"whole\": on every device, \"partial\": a summand on each; ->: they exchange "
       "it):\n";
   constexpr Phase kPhases[] = {Phase::forward, Phase::backward, Phase::update};

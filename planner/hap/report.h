@@ -13,7 +13,8 @@ namespace het::planner::hap {
 
 // Nodes or exchanges that are alike but for the number of their layer.
 struct Instruction {
-  std::string name;  // "blocks.*.mlp.up linear", or the value that is exchanged
+  std::string name;  // "blocks.*.mlp.up linear", of all layers, or "blocks.0-3,7.mlp.up linear"; or the value
+                     // that is exchanged
   std::string rule;  // "x dim 0 -> y dim 0"; of an exchange "all_gather padded: dim 0 -> whole"
   Phase phase = Phase::forward;
   int count = 0;       // in a step, times micro-batches left out

@@ -199,6 +199,9 @@ class Stages {
       first += layers[s];
       plan.pipelines[0].stages.push_back(*std::move(stage));
     }
+    plan.unlike_devices = std::any_of(grouping.begin(), grouping.end(), [&](const Devices& devices) {
+      return group_.subgroup(devices).has_unlike_types();
+    });
     judge(plan, sized, microbatches);
   }
 

@@ -32,14 +32,15 @@ GradientBuckets::GradientBuckets(const Graph& graph, const RankAssignment& assig
   const auto order_of = [&](int layer, bool kept) {
     return assignment_.runtime.late_reduction && !kept ? 1 : -layer;
   };
-  std::map<std::tuple<int, int, DType, bool>, std::vector<ValueId>> keyed;  // the last: updated by rows
+  // The last two: updated by rows, gathered.
+  std::map<std::tuple<int, int, DType, bool, bool>, std::vector<ValueId>> keyed;
   for (const auto& [id, gradient] : assignment_.gradients)
     if (gradient.group >= 0)
       keyed[{gradient.group, order_of(gradient.layer, !gradient.kept_by.empty()), graph_.type(id).dtype,
-             assignment_.row_updates.count(id) != 0}]
+             assignment_.row_updates.count(id) != 0, gradient.gathered}]
           .push_back(id);
   for (auto& [key, gradients] : keyed) {
-    const auto [group, layer, dtype, by_rows] = key;
+    const auto [group, layer, dtype, by_rows, gathered] = key;
     make(group, -layer, dtype, std::move(gradients));
   }
   std::map<std::tuple<int, int, DType, bool>, std::vector<RankAssignment::Piece>>
@@ -149,6 +150,10 @@ void GradientBuckets::make(int group, int layer, DType dtype, std::vector<ValueI
     if (divided) bucket.blocks[member(group, kept_by(id).back().rank)] += padded - own;
   }
   bucket.all = out_.add_whole({name_of(graph_, layer), {dtype, {elements}}});
+  if (assignment_.gradients.at(gradients[0]).gathered && !divided) {
+    const auto members = static_cast<int64_t>(assignment_.groups[group].ranks.size());
+    for (int64_t m = 0; m < members; ++m) bucket.copies.push_back(share_of(elements, members, m).size());
+  }
   for (size_t i = 0; i < gradients.size(); ++i)
     places_.push_back({gradients[i], part_of(bucket.all, bucket.offsets[i], graph_.type(gradients[i])),
                        expected_.count(gradients[i]) != 0});
@@ -163,11 +168,12 @@ Layout GradientBuckets::rows_of(const Layout& all, ValueId gradient, Range rows)
 }
 
 // This rank's block of a bucket.
-Operand GradientBuckets::own_block(const Bucket& bucket, const Operand& all) const {
+Operand GradientBuckets::own_block(const Bucket& bucket, const Operand& all,
+                                   const std::vector<int64_t>& blocks) const {
   const size_t own = member(bucket.group, assignment_.rank);
   const int64_t offset =
-      std::accumulate(bucket.blocks.begin(), bucket.blocks.begin() + static_cast<int64_t>(own), int64_t{0});
-  return part_of(all, offset, {all.layout.type.dtype, {bucket.blocks[own]}});
+      std::accumulate(blocks.begin(), blocks.begin() + static_cast<int64_t>(own), int64_t{0});
+  return part_of(all, offset, {all.layout.type.dtype, {blocks[own]}});
 }
 
 void GradientBuckets::begin_step() {
@@ -202,17 +208,38 @@ void GradientBuckets::start_complete() {
       continue;
     }
     pack(bucket);
-    const std::string name = out_.buffer(bucket.all).name;
-    if (bucket.blocks.empty()) {
-      bucket.start = out_.start({bucket.group, request_for(CollectiveKind::all_reduce, bucket.all, name),
-                                 bucket.all, bucket.all, Phase::backward});
-      continue;
-    }
-    CollectiveRequest scatter = request_for(CollectiveKind::reduce_scatter, bucket.all, name);
-    scatter.counts = bucket.blocks;
-    bucket.start = out_.start(
-        {bucket.group, std::move(scatter), bucket.all, own_block(bucket, bucket.all), Phase::backward});
+    if (bucket.pieces.empty() && !bucket.blocks.empty() &&
+        assignment_.gradients.at(bucket.gradients[0]).gathered)
+      bucket.awaited = true;  // each member updates rows by its copy
+    else
+      bucket.start = start(bucket);
   }
+}
+
+int GradientBuckets::start(const Bucket& bucket) {
+  const std::string name = out_.buffer(bucket.all).name;
+  if (!bucket.copies.empty()) {
+    CollectiveRequest gather = request_for(CollectiveKind::all_gather, bucket.all, name);
+    gather.counts = bucket.copies;
+    return out_.start({bucket.group, std::move(gather), own_block(bucket, bucket.all, bucket.copies),
+                       bucket.all, Phase::backward});
+  }
+  clear_copies(bucket);
+  if (bucket.blocks.empty())
+    return out_.start({bucket.group, request_for(CollectiveKind::all_reduce, bucket.all, name), bucket.all,
+                       bucket.all, Phase::backward});
+  CollectiveRequest scatter = request_for(CollectiveKind::reduce_scatter, bucket.all, name);
+  scatter.counts = bucket.blocks;
+  return out_.start({bucket.group, std::move(scatter), bucket.all,
+                     own_block(bucket, bucket.all, bucket.blocks), Phase::backward});
+}
+
+void GradientBuckets::clear_copies(const Bucket& bucket) {
+  Node node;
+  node.phase = Phase::backward;
+  for (size_t i = 0; i < bucket.gradients.size() && bucket.pieces.empty(); ++i)
+    if (assignment_.gradients.at(bucket.gradients[i]).gives_none)
+      out_.fill(node, part_of(bucket.all, bucket.offsets[i], graph_.type(bucket.gradients[i])), 0);
 }
 
 void GradientBuckets::await(ValueId gradient) {
@@ -241,7 +268,7 @@ void GradientBuckets::share_parameters() {
     std::string name = out_.buffer(bucket.all).name;
     name.replace(0, std::string_view("gradients").size(), "parameters");
     const Operand all = out_.add_whole({name, bucket.all.layout.type});
-    const Operand block = own_block(bucket, all);
+    const Operand block = own_block(bucket, all, bucket.blocks);
     // What pads tensors is zero; of an empty block, that it is written.
     if (bucket.pieces.empty() || block.layout.type.elements() == 0)
       out_.fill(node, bucket.pieces.empty() ? all : block, 0);

@@ -50,6 +50,7 @@ class GradientBuckets {
     std::vector<ValueId> gradients;
     std::vector<int64_t> offsets = {};  // of each gradient, elements
     std::vector<int64_t> blocks = {};   // elements that each member keeps; empty: every member keeps all
+    std::vector<int64_t> copies = {};   // of gradients that members have whole: elements that each gives
     // Of gradients that others cut otherwise: what is copied here when they are complete, and back when it is
     // summed. By gradient, at the same index.
     std::vector<RankAssignment::Piece> pieces = {};
@@ -59,6 +60,8 @@ class GradientBuckets {
 
   void make(int group, int layer, DType dtype, std::vector<ValueId> gradients);
   void make_packed(int group, int layer, DType dtype, std::vector<RankAssignment::Piece> pieces);
+  int start(const Bucket& bucket);
+  void clear_copies(const Bucket& bucket);
   void pack(const Bucket& bucket);
   void unpack(const Bucket& bucket);
   template <typename TensorOf, typename Visit>
@@ -68,7 +71,7 @@ class GradientBuckets {
   Layout rows_of(const Layout& all, ValueId gradient, Range rows) const;
   size_t member(int group, int rank) const;
   static std::string name_of(const Graph& graph, int layer);
-  Operand own_block(const Bucket& bucket, const Operand& all) const;
+  Operand own_block(const Bucket& bucket, const Operand& all, const std::vector<int64_t>& blocks) const;
   void start_complete();
   bool is_complete(const Bucket& bucket) const;
 

@@ -41,7 +41,7 @@ class Lowering {
   // Each rank gives a number when it has all its gradients.
   void decide();
 
-  // What decides the step: from here on every rank is known to have its gradients.
+  // What decides the step: when it is there, every rank is known to have its gradients.
   void gather_numbers(const Operand& own, const Operand& all, std::string label);
 
   // Updates that follow each other and differ only in what JoinedCalls allows are made in one pass.

@@ -49,13 +49,13 @@ void Lowering::decide() {
   node.phase = Phase::update;
   out_.fill(node, own, 0);
   gather_numbers(own, all, "all gradients are there");
+  out_.decide();
 }
 
 void Lowering::gather_numbers(const Operand& own, const Operand& all, std::string label) {
   CollectiveRequest gather = request_for(CollectiveKind::all_gather, own, std::move(label));
   gather.counts.assign(assignment_.groups[0].ranks.size(), own.layout.type.elements());
   out_.await(out_.start({0, std::move(gather), own, all, Phase::update}));
-  out_.decide();
 }
 
 void Lowering::emit_update(const Node& node) {
@@ -207,6 +207,9 @@ void Lowering::emit_global_norm(const Node& node) {
 
   const Operand all = out_.add_whole({"all ranks' numbers", {scalar.dtype, {ranks, numbers}}});
   gather_numbers(own, all, "gradient norms");
+  const bool takes_first = assignment_.shares_coefficient && node.outputs[1] != kAbsent &&
+                           node.attributes.get<double>("max_norm", 0.0) > 0;
+  if (!takes_first) out_.decide();
   const auto each_rank = [&](int64_t i) {
     Operand packed = out_.add_whole({"a number of each rank", {scalar.dtype, {ranks}}});
     out_.copy(node, {all.buffer, Layout{{scalar.dtype, {ranks}}, {numbers}, i}}, packed, -1);
@@ -216,6 +219,18 @@ void Lowering::emit_global_norm(const Node& node) {
   for (const ValueId id : node.outputs)
     outputs.push_back(id == kAbsent ? Operand{} : out_.add_whole({hint(id), graph_.type(id)}));
   out_.compute(node, *node.op, node.attributes, {each_rank(0)}, outputs, 0, -1);
+  // Devices that differ may clip differently, in the last bits.
+  if (takes_first) {
+    const Operand clip = out_.add_whole({"this rank's coefficient", {scalar.dtype, {2}}});
+    const Operand clips = out_.add_whole({"all ranks' coefficients", {scalar.dtype, {ranks, 2}}});
+    out_.copy(node, outputs[1], {clip.buffer, Layout::contiguous(scalar)}, -1);
+    Operand last{clip.buffer, Layout::contiguous(scalar)};  // what decides has words there
+    last.layout.offset = 1;
+    out_.fill(node, last, 0);
+    gather_numbers(clip, clips, "clipping coefficients");
+    out_.decide();
+    outputs[1] = {clips.buffer, Layout::contiguous(scalar)};
+  }
   for (size_t o = 0; o < outputs.size(); ++o)
     if (node.outputs[o] != kAbsent) operand(node.outputs[o], -1) = outputs[o];
   for (int64_t i = 1; i < summed; ++i) {

@@ -16,12 +16,13 @@ RankAssigner::RankAssigner(const Graph& graph, const Plan& plan, StageCut cut, S
       graphs_(graphs),
       values_(values),
       uniform_(graphs == nullptr || has_uniform_cut(plan)),
+      sharded_optimizer_(plan.sharded_optimizer || (plan.unlike_devices && !updates_alike(graph))),
       devices_(devices_of(plan)) {
   find_invariant();
   find_sums();
   for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
   find_holders();
-  if (!plan.sharded_optimizer) return;
+  if (!sharded_optimizer_) return;
   find_row_updates();
   find_owners();
 }
@@ -34,6 +35,7 @@ RankAssignment RankAssigner::assign(int rank) const {
   assignment.microbatches = line.microbatches;
   for (int p = 0; p < pipeline; ++p) assignment.first_microbatch += plan_.pipelines[p].microbatches;
   assignment.first_tensor_rank = tensor == 0;
+  assignment.shares_coefficient = plan_.unlike_devices;
   assignment.stage = stages_[pipeline];
   for (const Stage& each : line.stages) assignment.recompute.push_back(each.recompute);
   const bool backward = std::any_of(graph_.nodes.begin(), graph_.nodes.end(),

@@ -91,12 +91,18 @@ class RankAssigner {
   Axes summed_axes(ValueId parameter, ValueId gradient) const;
   bool is_partial(ValueId parameter, ValueId gradient) const;
 
+  // The axes along which the ranks of a stage have all of a gradient and of its parameter, and must take the
+  // same: with Plan::unlike_devices.
+  Axes copied_axes(ValueId parameter, ValueId gradient) const;
+  // Those along which a gradient is exchanged: summed or copied.
+  Axes exchanged_axes(ValueId parameter, ValueId gradient) const;
+
   // Whether two devices of a stage have the same coordinates along these axes.
   static bool agree(const StageCut& cut, int a, int b, const Axes& along);
   static Axes all_but(Axes axes);
 
   // The ranks that add up a gradient of a parameter that is cut as here: those that have what a
-  // tensor-parallel rank has of it, with all that have a summand.
+  // tensor-parallel rank has of it, with all that have a summand, or a copy that has to be equal.
   std::set<int> summers_of(ValueId parameter, ValueId gradient, int tensor) const;
 
   // Whether a rank is the first of its stage with this part of a parameter; ranks along `but` are not
@@ -232,6 +238,7 @@ class RankAssigner {
   StageGraphs* graphs_;
   const std::vector<StageValue>* values_;  // null: every value is that of the single device's graph
   bool uniform_;                           // all stages are cut alike
+  bool sharded_optimizer_;                 // the plan's; or unlike devices would update differently
   std::vector<std::string> devices_;
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;

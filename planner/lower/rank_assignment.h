@@ -59,6 +59,10 @@ struct RankAssignment {
     int32_t layer = -1;
     bool counted = true;  // in the global norm: by one of its holders
     ValueId parameter = kAbsent;
+    // With Plan::unlike_devices: devices of a stage compute all of it alone, each for itself, which differs
+    // in the last bits. `gathered`: nothing is summed over others; each gives a part of its copy. Otherwise
+    // one copy is added, and the others `give_none`.
+    bool gathered = false, gives_none = false;
     // Of a sharded optimizer: the rows of this rank's part of the parameter whose optimizer state it keeps;
     // absent: all. And who of the group keeps which; empty: each keeps all, or `pieces` have their owners.
     std::optional<Ranges> rows = {};
@@ -84,6 +88,7 @@ struct RankAssignment {
   // Gradients that are summands on the devices of a stage: the axes of its mesh over which their bucket or
   // pieces sum them.
   std::map<ValueId, std::vector<bool>> summed;
+  bool shares_coefficient = false;  // the first rank's clipping coefficient holds for all
   bool is_summed(ValueId gradient, size_t axis) const {
     const auto found = summed.find(gradient);
     return found != summed.end() && found->second[axis];

@@ -1,5 +1,6 @@
 // Which ranks sum a gradient, and what of it each of them has.
 #include <algorithm>
+#include <ranges>
 
 #include "core/base/error.h"
 #include "core/ops/op.h"
@@ -26,6 +27,22 @@ bool RankAssigner::is_partial(ValueId parameter, ValueId gradient) const {
   return std::find(axes.begin(), axes.end(), true) != axes.end();
 }
 
+RankAssigner::Axes RankAssigner::copied_axes(ValueId parameter, ValueId gradient) const {
+  Axes axes(cut_.axes.size());
+  if (!plan_.unlike_devices || values_ == nullptr || !is_cut_alike(parameter)) return axes;
+  for (size_t a = 0; a < axes.size(); ++a)
+    axes[a] = lies_so(gradient, a, Placement::Kind::replicated) &&
+              lies_so(parameter, a, Placement::Kind::replicated);
+  return axes;
+}
+
+RankAssigner::Axes RankAssigner::exchanged_axes(ValueId parameter, ValueId gradient) const {
+  Axes axes = summed_axes(parameter, gradient);
+  const Axes copied = copied_axes(parameter, gradient);
+  for (size_t a = 0; a < axes.size(); ++a) axes[a] = axes[a] || copied[a];
+  return axes;
+}
+
 bool RankAssigner::agree(const StageCut& cut, int a, int b, const Axes& along) {
   for (size_t axis = 0; axis < along.size(); ++axis)
     if (along[axis] && cut.coordinate(a, axis) != cut.coordinate(b, axis)) return false;
@@ -38,7 +55,7 @@ RankAssigner::Axes RankAssigner::all_but(Axes axes) {
 }
 
 std::set<int> RankAssigner::summers_of(ValueId parameter, ValueId gradient, int tensor) const {
-  const Axes others = all_but(summed_axes(parameter, gradient));
+  const Axes others = all_but(exchanged_axes(parameter, gradient));
   std::set<int> ranks;
   for (const auto& [pipeline, stage] : holders_.at(parameter))
     for (int t = 0; t < cut_.parts(); ++t)
@@ -75,15 +92,23 @@ void RankAssigner::find_gradients(RankAssignment& assignment, int pipeline, int 
         const auto& first = *holders_.at(parameter).begin();
         if (!alike) gradient.counted = own && first.first == pipeline && own_stages.count(first.second) != 0;
         gradient.parameter = parameter;
+        const Axes copied = copied_axes(parameter, id);
+        const auto copies =
+            static_cast<size_t>(std::ranges::count_if(std::views::iota(0, cut_.parts()), [&](int t) {
+              return agree(cut_, t, tensor, all_but(copied));
+            }));
+        gradient.gathered = copies > 1 && copies == ranks.size();
+        gradient.gives_none = copies > 1 && !gradient.gathered && !agree(cut_, tensor, 0, copied);
         if (ranks.size() > 1)
           gradient.group = index_of(assignment.groups, Group{{ranks.begin(), ranks.end()}});
-        if (plan_.sharded_optimizer)
-          find_rows(assignment, gradient, id, tensor, !alike || speaks_for(parameter, tensor, summed));
+        if (sharded_optimizer_)
+          find_rows(assignment, gradient, id, tensor,
+                    !alike || speaks_for(parameter, tensor, exchanged_axes(parameter, id)));
         assignment.gradients[id] = gradient;
       }
     }
   }
-  if (plan_.sharded_optimizer) divide_buckets(assignment);
+  if (sharded_optimizer_) divide_buckets(assignment);
 }
 
 ValueId RankAssigner::only_sum_of(ValueId parameter) const {

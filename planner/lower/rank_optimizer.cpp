@@ -22,7 +22,7 @@ void RankAssigner::find_row_updates() {
 }
 
 std::map<int, TensorSlice> RankAssigner::kept_slices(ValueId parameter) const {
-  if (!plan_.sharded_optimizer) return {};
+  if (!sharded_optimizer_) return {};
   const std::string& name = graph_.values[parameter].name;
   std::vector<HeldSlice> held;
   for (const auto& [pipeline, stage] : holders_.at(parameter)) {
@@ -62,7 +62,7 @@ void RankAssigner::find_rows(RankAssignment& assignment, RankAssignment::Gradien
     const Shape& shape = graph_.type(gradient.parameter).shape;
     if (!shape.empty()) gradient.row_dim = row_dim(shape);
     const Range all{0, shape.empty() ? 1 : shape[static_cast<size_t>(gradient.row_dim)]};
-    const int owner = owner_of(id, summed_axes(gradient.parameter, id), tensor);
+    const int owner = owner_of(id, exchanged_axes(gradient.parameter, id), tensor);
     gradient.kept_by = {{owner, all}};
     gradient.rows = owner == assignment.rank ? Ranges{all} : Ranges{};
     gradient.counted = counts && owner == assignment.rank;
@@ -70,10 +70,10 @@ void RankAssigner::find_rows(RankAssignment& assignment, RankAssignment::Gradien
 }
 
 void RankAssigner::divide_buckets(RankAssignment& assignment) const {
-  std::map<std::tuple<int, int, DType>, std::vector<ValueId>> buckets;
+  std::map<std::tuple<int, int, DType, bool>, std::vector<ValueId>> buckets;
   for (const auto& [id, gradient] : assignment.gradients)
     if (gradient.group >= 0 && assignment.row_updates.count(id) != 0)
-      buckets[{gradient.group, gradient.layer, graph_.type(id).dtype}].push_back(id);
+      buckets[{gradient.group, gradient.layer, graph_.type(id).dtype, gradient.gathered}].push_back(id);
   for (const auto& [key, gradients] : buckets) {
     const std::vector<int>& ranks = assignment.groups[static_cast<size_t>(std::get<0>(key))].ranks;
     Shares shares;
@@ -107,7 +107,7 @@ void RankAssigner::find_owners() {
     for (const ValueId parameter : parameters_updated(graph_, node))
       for (const ValueId id : sums_behind(node))
         if (is_cut_as_here(parameter) && row_updates_.count(id) == 0)
-          by_axes[summed_axes(parameter, id)].emplace_back(parameter, id);
+          by_axes[exchanged_axes(parameter, id)].emplace_back(parameter, id);
   }
   std::vector<Axes> order;
   for (const auto& [axes, gradients] : by_axes) order.push_back(axes);

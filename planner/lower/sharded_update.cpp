@@ -116,6 +116,23 @@ std::map<ValueId, RowUpdate> row_updates(const Graph& graph, const RowUpdateQues
   return found;
 }
 
+bool updates_alike(const Graph& graph) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+    const std::vector<ValueId> parameters =
+        node.phase == Phase::update ? parameters_updated(graph, node) : std::vector<ValueId>();
+    if (parameters.empty()) return true;
+    if (node.op->flops == nullptr) return false;  // it stores what others computed
+    const Shape& shape = graph.type(parameters[0]).shape;
+    return std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+      const NodeId producer = id == kAbsent ? -1 : graph.values[static_cast<size_t>(id)].producer;
+      if (producer < 0 || graph.type(id).shape != shape) return true;
+      const Node& before = graph.nodes[static_cast<size_t>(producer)];
+      return before.phase != Phase::update || before.op->collective || before.op->any_placement ||
+             before.op->adds_operands || (!before.op->elementwise && before.op->flops == nullptr);
+    });
+  });
+}
+
 int64_t row_dim(const Shape& shape) {
   HET_REQUIRE(!shape.empty());
   const auto longer = std::find_if(shape.begin(), shape.end(), [](int64_t size) { return size > 1; });

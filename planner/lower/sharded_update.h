@@ -33,6 +33,10 @@ struct RowUpdateQuestions {
 };
 std::map<ValueId, RowUpdate> row_updates(const Graph& graph, const RowUpdateQuestions& ask);
 
+// Whether all devices make the same bits of the same gradients: every parameter is updated by an operator
+// that does (AdamW, SGD: kernels/README.md), from a gradient of which nothing but sums is computed before.
+bool updates_alike(const Graph& graph);
+
 // The parameters that a node of the update writes in place.
 std::vector<ValueId> parameters_updated(const Graph& graph, const Node& node);
 

@@ -59,7 +59,7 @@ local field_names = {
   "step", "steps", "immediates", "results", "dtypes", "counts", "part", "max_norm", "momentum", "beta1",
   "weight_decays", "activation", "approximate", "transpose_a", "transpose_b", "microbatches", "plan", "rank", "fuse",
   "pipelines", "stages", "devices", "layers", "tensor", "sequence", "microbatch", "schedule", "chunks", "warmup",
-  "sharded_optimizer", "optimizer_share", "recompute", "context", "batch", "split", "count", "ahead", "objective",
+  "sharded_optimizer", "unlike_devices", "optimizer_share", "recompute", "context", "batch", "split", "count", "ahead", "objective",
   "mask_share", "mask_token", "ids", "vocabulary", "holdout", "path", "tokenizer", "model", "width", "most_bytes",
   "tokenizer_json", "packing", "ending", "ending_id", "name", "tokens", "type", "runs", "inputs", "cluster", "policy", "events", "fallbacks",
   "extensions", "old", "near", "nodes", "types", "links", "latency", "bandwidth", "zone", "price", "preemptions",

@@ -65,10 +65,11 @@ class Synthesis(Case):
     def test_a_plan_that_cuts_nothing_says_so(self):
         self.assertRegex(self.plan(), r'devices with their shares of what is cut, and their memory:\n  a:0 +slow +\d+\.\d %  .*B\n'
                                       r'  b:0 \.\.\. b:1 +fast +\d+\.\d %  .*B, each\n')
-        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('1 us', '2 s'))
+        # Of unlike devices each would compute its gradients alone, and they would have to take the same.
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('1 us', '2 s').replace('type = "fast"', 'type = "slow"'))
         text = self.plan()
         self.assertIn('nothing is cut: every device runs the whole model', text)
-        self.assertRegex(text, r'devices, and their memory:\n  a:0 +slow +all  ')
+        self.assertRegex(text, r'devices, and their memory:\n  a:0 \.\.\. b:1 +slow +all  ')
         # What they do exchange is named, and counts with and without overlap.
         self.assertIn('as one device alone would; they exchange only norms and losses\n', text)
         self.assertRegex(text, r'exchange of norms and losses \d\d\.\d %')

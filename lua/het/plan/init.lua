@@ -100,6 +100,7 @@ Plan.__tostring = function(self)
   if self.sequence then parts[#parts + 1] = " sequence = true" end
   if self.warmup ~= 0 then parts[#parts + 1] = (" warmup = %d"):format(self.warmup) end
   if self.sharded_optimizer then parts[#parts + 1] = " sharded_optimizer = true" end
+  if self.unlike_devices then parts[#parts + 1] = " unlike_devices = true" end
   if self.sharding then parts[#parts + 1] = "\n  sharding = " .. show_sharding(self.sharding) end
   for _, pipeline in ipairs(self.pipelines) do parts[#parts + 1] = "\n  " .. tostring(pipeline) end
   return ("het.plan { %s }"):format(table.concat(parts, ","))
@@ -341,6 +342,9 @@ local make = define.constructor {
       default = 0, min = 0 },
     { "sharded_optimizer", "boolean", "divide optimizer state, by rows, over the replicas of a layer: each updates its "
       .. "rows and sends them to the others (ZeRO stage 1)", default = false },
+    { "unlike_devices", "boolean", "devices of a stage differ in type, and so in the last bits of what they compute: "
+      .. "where each would compute a gradient alone, all take the same one, so that copies of parameters stay equal",
+      default = false },
   },
   check = function(a, report)
     check_tensor("plan", a.tensor, report)
@@ -349,7 +353,7 @@ local make = define.constructor {
   build = function(a)
     local result = setmetatable({ tensor = a.tensor, sequence = a.sequence, microbatch = a.microbatch,
       schedule = a.schedule, chunks = a.chunks, sharding = a.sharding, warmup = a.warmup,
-      sharded_optimizer = a.sharded_optimizer, pipelines = {} }, Plan)
+      sharded_optimizer = a.sharded_optimizer, unlike_devices = a.unlike_devices, pipelines = {} }, Plan)
     for i = 1, #a do result.pipelines[i] = a[i] end
     return result
   end,

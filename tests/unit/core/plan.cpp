@@ -151,11 +151,12 @@ TEST_CASE(
   plan.microbatch = 2;
   plan.warmup = 1;
   plan.sharded_optimizer = true;
+  plan.unlike_devices = true;
   plan.pipelines = {{2, {{{"a:0"}, 0, 3, false, 4}, {{"a:1"}, 3, 1, true, 0}}}, {1, {{{"b:0"}, 0, 4}}}};
   CHECK(validate(plan, {4, 6}).empty());
   CHECK(
       to_lua(plan) ==
-      "het.plan { tensor = 1, microbatch = 2, warmup = 1, sharded_optimizer = true,\n"
+      "het.plan { tensor = 1, microbatch = 2, warmup = 1, sharded_optimizer = true, unlike_devices = true,\n"
       "  het.pipeline { microbatches = 2, het.stage { \"a:0\", layers = 3, optimizer_share = 4 },\n"
       "    het.stage { \"a:1\", layers = 1, recompute = true, optimizer_share = 0 } },\n"
       "  het.pipeline { microbatches = 1, het.stage { \"b:0\", layers = 4 } },\n}");

@@ -8,18 +8,21 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/comm/loopback.h"
 #include "core/graph/fuse.h"
+#include "core/graph/gradient.h"
 #include "core/io/safetensors.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
 #include "kernels/cpu/device.h"
 #include "planner/lower/lower.h"
 #include "planner/lower/schedule.h"
+#include "planner/lower/sharded_update.h"
 #include "planner/megatron/sharding.h"
 #include "tests/emulated_cuda/reference_on_gpu.h"
 #include "tests/unit/core/testing.h"
@@ -395,5 +398,150 @@ TEST_CASE("random plans train a model whose products make gelu", "[distributed]"
     const Plan plan = random_plan(random, kLayers, kSamples, true);
     INFO("seed " << seed << "\n" << to_lua(plan));
     CHECK(judge(joined, plan, alone(model, microbatches_of(plan)), 1e-12).problem == "");
+  }
+}
+
+namespace {
+
+// The parameters that each rank has whole, bit for bit, after some steps.
+std::vector<std::map<std::string, std::vector<std::byte>>> bits_after(const Graph& model, const Plan& plan,
+                                                                      int steps) {
+  std::vector<Program> programs = lower_all(model, plan, true);
+  CHECK(verify_together(programs).empty());
+  std::vector<std::map<std::string, std::vector<std::byte>>> bits(programs.size());
+  const int microbatches = microbatches_of(plan);
+  const auto errors = on_ranks(
+      std::move(programs), std::chrono::seconds(60),
+      [&](int rank, Executor& executor) {
+        for (int step = 1; step <= steps; ++step) {
+          write_inputs(executor, step, microbatches);
+          executor.run();
+        }
+        for (const auto& [name, entry] : executor.state().entries()) {
+          if (!entry.trained || entry.slice) continue;
+          const Tensor copy = executor.state().read(name);
+          const auto* bytes = copy.bytes();
+          bits[static_cast<size_t>(rank)][name].assign(bytes,
+                                                       bytes + copy.elements() * bytes_of(copy.dtype()));
+        }
+      },
+      On::instruction_sets);
+  for (const std::string& error : errors) CHECK(error == "");
+  return bits;
+}
+
+// Parameters that two ranks have, but not the same.
+int unequal(const std::vector<std::map<std::string, std::vector<std::byte>>>& bits) {
+  std::set<std::string> found;
+  for (const auto& one : bits)
+    for (const auto& other : bits)
+      for (const auto& [name, bytes] : one)
+        if (const auto at = other.find(name); at != other.end() && at->second != bytes) found.insert(name);
+  return static_cast<int>(found.size());
+}
+
+}  // namespace
+
+TEST_CASE("copies of parameters on unlike processors stay equal to the bit", "[distributed]") {
+  const std::vector<std::string> sets = cpu_instruction_sets();
+  if (sets.size() < 2) {
+    WARN("this processor has one instruction set");
+    return;
+  }
+  const Graph model = small_model(false, DType::f32);
+  const auto stage = [](int first) {
+    Stage stage;
+    for (int t = 0; t < 2; ++t) stage.devices.push_back(fmt::format("d:{}", first + t));
+    stage.layers = kLayers;
+    return stage;
+  };
+  struct Case {
+    const char* name;
+    Plan plan;
+    bool drifts;  // where devices are taken to be alike
+  };
+  std::vector<Case> cases;
+  Plan plan;
+  plan.tensor = 2;
+  plan.microbatch = kSamples;
+  plan.pipelines = {{2, {stage(0)}}};
+  cases.push_back({"heads and features are cut", plan, true});
+  plan.sharded_optimizer = true;
+  cases.push_back({"and optimizer state", plan, true});
+  plan.sharded_optimizer = false;
+  plan.pipelines = {{2, {stage(0)}}, {1, {stage(2)}}};
+  cases.push_back({"in two pipelines", plan, true});
+  plan.sharded_optimizer = true;
+  cases.push_back({"in two pipelines, with optimizer state", plan, true});
+  plan.sharded_optimizer = false;
+  plan.pipelines = {{2, {stage(0)}}};
+  plan.sharding = along_one_axis({{}, {}, {{"*", "replicated"}}});
+  cases.push_back({"nothing is cut", plan, true});
+  plan.sharding = along_one_axis({{}, {{"tokens", 0}, {"labels", 0}}, {}});
+  cases.push_back({"the batch is cut", plan, false});
+  for (Case& each : cases) {
+    INFO(each.name << ", on " << sets.front() << " and " << sets.back());
+    constexpr int kSteps = 100;
+    each.plan.unlike_devices = true;
+    CHECK(unequal(bits_after(model, each.plan, kSteps)) == 0);
+    each.plan.unlike_devices = false;
+    const int unlike = unequal(bits_after(model, each.plan, kSteps));
+    if (each.drifts) CHECK(unlike > 0);
+  }
+}
+
+// Sums of a softmax have other last bits on other processors, also of equal gradients.
+TEST_CASE("updates of operators have one owner on unlike processors", "[distributed]") {
+  if (cpu_instruction_sets().size() < 2) {
+    WARN("this processor has one instruction set");
+    return;
+  }
+  Graph model;
+  GraphBuilder b(model);
+  const TensorType matrix{DType::f32, {kWidth, kWidth}};
+  const ValueId labels = b.input("labels", {DType::i32, {kSamples, kContext}});
+  const ValueId scale = b.input("scale", {DType::f32, {1}}, true);
+  const ValueId tokens = b.input("tokens", {DType::i32, {kSamples, kContext}});
+  b.input("counter", {DType::i64, {2}});
+  b.input("order", {DType::i32, {kContext}}, true);
+  b.begin_layer("body");
+  ValueId x = b.call("embedding", {tokens, b.parameter("table", {DType::f32, {kVocabulary, kWidth}},
+                                                       {Initial::Kind::normal, 0.4})});
+  x = b.call("gelu",
+             {b.call("linear", {x, b.parameter("up", matrix, {Initial::Kind::normal, 0.4}), kAbsent})});
+  b.begin_layer("head");
+  const ValueId head = b.parameter("head", {DType::f32, {kVocabulary, kWidth}}, {Initial::Kind::normal, 0.4});
+  const ValueId loss = b.call("linear_cross_entropy", {x, head, kAbsent, labels, scale});
+  b.output("loss", loss);
+  const auto gradients = differentiate(model, loss, {});
+  b.set_phase(Phase::update);
+  b.set_layer(-1);
+  const ValueId lr = b.input("lr", {DType::f32, {}}, true);
+  b.input("step", {DType::i64, {}}, true);
+  std::vector<ValueId> all;
+  for (const auto& [parameter, gradient] : gradients) all.push_back(gradient);
+  const auto clipped = b.call_all(op_named("global_norm"), all, {{"max_norm", 0.5}});
+  b.output("norm", clipped[0]);
+  for (const auto& [parameter, gradient] : gradients)
+    b.call("assign",
+           {parameter, b.call("sub", {parameter, b.call("mul", {b.call("softmax", {gradient}), lr})}),
+            clipped[1]});
+  CHECK_FALSE(updates_alike(model));
+  CHECK(updates_alike(small_model(false, DType::f32)));
+  Plan plan;
+  plan.tensor = 2;
+  plan.microbatch = kSamples;
+  Stage stage;
+  stage.devices = {"d:0", "d:1"};
+  stage.layers = 2;
+  plan.pipelines = {{2, {stage}}};
+  for (const bool cuts_batch : {false, true}) {
+    plan.sharding = along_one_axis({{}, {}, {{"*", "replicated"}}});
+    if (cuts_batch) plan.sharding = along_one_axis({{}, {{"tokens", 0}, {"labels", 0}}, {}});
+    INFO((cuts_batch ? "the batch is cut" : "nothing is cut"));
+    plan.unlike_devices = true;
+    CHECK(unequal(bits_after(model, plan, 20)) == 0);
+    plan.unlike_devices = false;
+    CHECK(unequal(bits_after(model, plan, 20)) > 0);
   }
 }

@@ -50,8 +50,9 @@ Outcome alone(const Graph& graph, int microbatches);
 int microbatches_of(const Plan& plan);
 double difference(const Outcome& one, const Outcome& several);
 
-// Where the reference kernels run; `either`: on every third rank a processor.
-enum class On : uint8_t { processors, gpus, either };
+// Where the reference kernels run; `either`: on every third rank a processor. `instruction_sets`: fast
+// kernels, of the first and of the last instruction set in turn.
+enum class On : uint8_t { processors, gpus, either, instruction_sets };
 // Runs `work` with the program of each rank, each in a separate thread; the error that each ended with, or
 // "".
 std::vector<std::string> on_ranks(std::vector<Program> programs, std::chrono::seconds timeout,

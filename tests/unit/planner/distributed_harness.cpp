@@ -235,6 +235,10 @@ int microbatches_of(const Plan& plan) {
 }
 
 std::shared_ptr<Device> device_of(On on, int rank) {
+  if (on == On::instruction_sets) {
+    const std::vector<std::string> sets = cpu_instruction_sets();
+    return make_cpu_device(rank % 2 == 0 ? sets.front() : sets.back());
+  }
   const bool gpu = on == On::gpus || (on == On::either && rank % 3 != 2);
   return gpu ? cuda_emulated::make_reference_on_gpu(rank) : make_reference_device();
 }

@@ -59,6 +59,7 @@ std::vector<Plan> simpler(const Plan& plan) {
   add([](Plan& changed) { changed.sequence = false; });
   add([](Plan& changed) { changed.shares.clear(); });
   add([](Plan& changed) { changed.sharded_optimizer = false; });
+  add([](Plan& changed) { changed.unlike_devices = false; });
   add([](Plan& changed) { changed.warmup = 0; });
   if (plan.chunks == 1)
     add([](Plan& changed) { changed.schedule = Schedule::one_f_one_b; });
@@ -151,6 +152,7 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     }
     plan.pipelines.push_back(pipeline);
   }
+  plan.unlike_devices = draw(0, 2) == 0;
   return plan;
 }
 
@@ -213,6 +215,7 @@ TEST_CASE("a failing plan is made as simple as it fails", "[distributed]") {
     CHECK(least.tensor == 1);
     CHECK(least.schedule == Schedule::one_f_one_b);
     CHECK_FALSE(least.sharded_optimizer);
+    CHECK_FALSE(least.unlike_devices);
     CHECK(devices_in(least) == 2);
     CHECK(least.pipelines[0].microbatches + least.pipelines[1].microbatches == 2);
   }
