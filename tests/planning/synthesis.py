@@ -170,6 +170,11 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.assertEqual(answer['step_seconds'], programs['step_seconds'])
         self.assertEqual(programs['step_seconds'], min(each['step_seconds'] for each in programs['candidates'] if each['fits']))
         # The devices and the step that are printed are the program's.
+        # Layers that run otherwise are named apart; * stands for all.
+        program = self.hetrun('plan', 'images.lua', '--cluster=slow.lua', '--policy=hap')[0]
+        for line in ('    features.* conv2d x8: x dim 0 -> y dim 0', '    classifier.0,3 linear x2: weight dim 0', '    classifier.6 linear: '):
+            self.assertIn(line, program)
+        self.assertNotIn('classifier.* linear', program)
         text = self.hetrun('plan', 'images.lua', '--cluster=slow.lua')[0]
         (self.folder / 'found.lua').write_text('local het = require "het"\nreturn ' + answer['lua'])
         simulated = self.hetrun('simulate', 'images.lua', '--cluster=slow.lua', '--plan=found.lua')[0]
