@@ -58,8 +58,8 @@ class LinkEnd {
     longer_of(0);  // connects
     latency_ = kMostLatency;
     for (int i = 0; i < 3; ++i) {
-      double ignored = 0;
-      latency_ = std::min(latency_, number_.seconds(bytes_of(ignored), bytes_of(ignored)));
+      double out = 0, in = 0;
+      latency_ = std::min(latency_, number_.seconds(bytes_of(out), bytes_of(in)));
     }
     latency_ = longer_of(latency_);
     std::vector<std::byte> out, in;

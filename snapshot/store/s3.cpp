@@ -18,7 +18,7 @@ namespace het {
 namespace {
 
 constexpr const char* kToken = "x-amz-meta-hetrun-upload";  // names the put that an object comes from
-constexpr int64_t kMostParts = 10'000;                      // of an upload, as S3 allows
+constexpr int64_t kMostParts = 1000;                        // of an upload, as Swift allows; S3 10,000
 constexpr int kMostPages = 100'000;                         // of a listing
 
 int64_t number_of(const std::string& text) {
@@ -383,14 +383,19 @@ void S3Store::abort(const std::string& full, const std::string& id) {
 
 // --- listings
 
+// What comes whole by its length may be cut before that.
 XmlElement S3Store::ask(const S3Call& call, std::string_view root) {
-  const WebReply reply = client_.send(call);
-  if (reply.status != 200) client_.refuse(call, reply);
-  auto answer = parse_xml(reply.text);
-  if (!answer || answer->name != root)
-    fail(ErrorKind::peer, "{} of {} was answered with something else than <{}>", call.method,
-         client_.name_of(call.key), root);
-  return std::move(*answer);
+  Backoff waits = client_.backoff();
+  for (int tried = 1;; ++tried) {
+    const WebReply reply = client_.send(call);
+    if (reply.status != 200) client_.refuse(call, reply);
+    auto answer = parse_xml(reply.text);
+    if (answer && answer->name == root) return std::move(*answer);
+    if (tried == client_.tries())
+      fail(ErrorKind::peer, "{} of {} was answered with something else than <{}> ({} tries)", call.method,
+           client_.name_of(call.key), root, tried);
+    client_.wait(call, waits.next());
+  }
 }
 
 // `visit` gets each page, and returns what the next one is asked with: empty after the last.

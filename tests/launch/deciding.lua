@@ -1,6 +1,7 @@
 -- When a run lets others join, and how far apart its snapshots are: hetrun --trust deciding.lua
 require "het.train"   -- makes Run a kind
 local Run = require "het.train.run"
+local ledger = require "het.train.ledger"
 local on_change = require "het.policy.on_change"
 local pace = require "het.train.pace"
 
@@ -27,6 +28,13 @@ check(not admits(with { change_seconds = 26 }), "50 s are gained for 26 s, which
 check(not admits(with { seconds_left = 70 }), "35 s are gained for 20 s")
 check(not admits(with { seconds_between_losses = 70 }), "35 s are gained until the next loss")
 check(not admits(with { new_step_seconds = 1.2, change_seconds = 0 }), "steps become slower")
+
+-- A run's age counts, whatever member asks; what joins takes the ledger over.
+local age = ledger.age(ledger.new(0, 0))
+check(age >= 0 and age < 10, "a run that has just begun is %g s old", age)
+local old = ledger.new(0, 0)
+old.at = old.at - 3600
+check(math.abs(ledger.age(old) - 3600) < 10, "a run that began an hour ago is %g s old", ledger.age(old))
 
 -- Daly's interval: of what all ranks have measured the most counts.
 local two = { { elapsed = 0, cost = 1, step = 0.5 }, { elapsed = 10, cost = 2, step = 0.5 } }

@@ -19,7 +19,8 @@ local nn, optim, data = het.nn, het.optim, het.data
 local opt = het.options {
   steps = { 12, "steps" }, shot = { 5, "step of run:snapshot" }, back = { 0, "step of run:restore" },
   from = { "snaps", "what it restores", path = "read" }, only = { "", "of it" }, width = { 16, "of the model" },
-  folder = { "snaps", "for snapshots", path = "write" }, every = { 1000, "steps between snapshots" },
+  folder = { "snaps", "for snapshots", path = "write" }, every = { 1000, "steps between snapshots; 0: as pays" },
+  breaks = { 0, "step after which the folder is a file" },
   save = { "", "folder", path = "write" }, lr = { 0.003, "learning rate" }, sharded = { false, "the optimizer, over 4 ranks" },
   pipeline = { false, "of two stages" }, seed = { 5, "of the run" },
 }
@@ -34,8 +35,9 @@ return het.train {
   model = nn.gpt { vocab = corpus.vocab, context = 16, width = opt.width, layers = 2, heads = 2, dropout = 0.1 },
   data = corpus, batch = 8, microbatch = 2, steps = opt.steps, seed = opt.seed, optimizer = optim.adamw { lr = opt.lr },
   plan = plan, evaluate = { every = 6, batches = 1 }, save = opt.save ~= "" and opt.save or nil,
-  snapshot = opt.folder ~= "" and { folder = opt.folder, every = opt.every } or nil,
+  snapshot = opt.folder ~= "" and { folder = opt.folder, every = opt.every > 0 and opt.every or nil } or nil,
   on_step = function(run, step)
+    if step.step == opt.breaks then os.execute("rm -rf snaps; touch snaps") end
     if step.step == opt.shot then
       local found = run:snapshot()
       if run.rank == 0 then print("snapshot", found.step, found.place, found.memory) end
@@ -196,6 +198,31 @@ class Steering(unittest.TestCase):
         self.train('--shot=4', '--every=4', '--steps=9')
         # The last one is of the run's end.
         self.assertEqual(sorted(int(path.name.split('-')[1]) for path in (self.folder / 'snaps').glob('*.snapshot')), [8, 9])
+
+    def test_snapshots_are_as_far_apart_as_pays(self):
+        for name in ('one', 'replicas', 'elastic'):
+            with self.subTest(name):
+                shutil.rmtree(self.folder / 'snaps', ignore_errors=True)
+                ranks, words = self.RANKS[name]
+                self.train('--shot=0', '--every=0', '--steps=60', *words, ranks=ranks)
+                # Some steps are for measuring; the next one is 30 s later, and the last of the run's end.
+                self.assertEqual({int(path.name.split('-')[1]) for path in (self.folder / 'snaps').glob('*.snapshot')}, {4, 60})
+
+    def test_a_folder_that_is_none_any_more_is_an_error_at_the_end(self):
+        said, losses = self.train('--trust', '--shot=0', '--every=0', '--steps=40', '--breaks=2', code=71)
+        self.assertEqual(len(losses), 40)
+        self.assertEqual(said.count('was not written'), 1, said)
+        self.assertRegex(said, r'hetrun: the snapshot after step 40 is not whole: .*snaps')
+
+    def test_a_vocabulary_of_an_earlier_run_goes_with_its_snapshots(self):
+        self.train('--steps=5')
+        self.assertTrue((self.folder / 'snaps' / 'vocabulary.json').exists())
+        recipe = (self.folder / 'recipe.lua').read_text()
+        (self.folder / 'tokens.bin').write_bytes(bytes([1, 0, 2, 0, 3, 0]) * 400)
+        (self.folder / 'recipe.lua').write_text(recipe.replace('data.text { path = "text.txt", holdout = 0.1 }',
+                                                               'data.tokens { path = "tokens.bin", holdout = 0.1 }'))
+        self.train('--steps=5', '--overwrite')
+        self.assertFalse((self.folder / 'snaps' / 'vocabulary.json').exists())
 
     def test_what_a_run_writes_says_which_model_it_is_of(self):
         self.train('--steps=5')

@@ -434,6 +434,12 @@ function files.keep_vocabulary(folder, vocabulary)
   native.save_files({ { path = folder .. "/vocabulary.json", json = vocabulary } }):wait()
 end
 
+--- Remove the vocabulary beside the snapshots in a folder: they are of another run.
+function files.drop_vocabulary(folder)
+  local path = folder .. "/vocabulary.json"
+  if native.path_kind(path) == "file" then native.remove_file(path) end
+end
+
 --- The snapshot of a saved run that can go on, opened; nil where the folder has none.
 function files.training(folder)
   local path = folder .. "/" .. parts[1]

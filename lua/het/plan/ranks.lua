@@ -123,7 +123,9 @@ local function name_of(host, taken)
   return unique
 end
 
-local alike_links = 0.25   -- rates that differ by less are those of one kind of link
+-- Rates that differ by a smaller factor are those of one kind of link: beside other traffic one is measured twice as
+-- slow as it is.
+local alike_links = 3
 
 -- Machines by how fast their links are: the class of each host, "links 1" the fastest, and the links inside and between
 -- classes; nil where they are alike. Hosts without a rate are as slow as the slowest.
@@ -139,7 +141,7 @@ local function link_classes(machines, link)
   local class_of, classes = {}, {}
   for _, each in ipairs(order) do
     local last = classes[#classes]
-    if not last or each.rate < (1 - alike_links) * last.fastest then
+    if not last or alike_links * each.rate < last.fastest then
       last = { name = ("links %d"):format(#classes + 1), fastest = each.rate }
       classes[#classes + 1] = last
     end

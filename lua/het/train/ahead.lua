@@ -41,7 +41,8 @@ function ahead.key(cluster, named)
     parts[#parts + 1] = ";"
   end
   for _, type in ipairs(cluster.types) do add(type, {}) end
-  for _, node in ipairs(cluster.nodes) do add(node, { name = not named }) end
+  -- Zones are of links, whose rates change: ahead.take compares these.
+  for _, node in ipairs(cluster.nodes) do add(node, { name = not named, zone = true }) end
   return table.concat(parts, " ")
 end
 

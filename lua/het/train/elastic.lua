@@ -230,7 +230,6 @@ function elastic.join(self, joining)
     self.description = ranks.describe(self)
   end
   joining.about = native.json_encode { device = native.device(self.device).model, description = self.description }
-  self.joined_at = native.clock()
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
@@ -298,7 +297,7 @@ function elastic.admits(self, waits)
   if waiting == 0 then return false end
   local ranks_here = self.cluster:size()
   local change = change_of(self, "waiting", { waiting = waiting,
-    seconds_between_losses = pace.between_losses(native.clock() - self.joined_at, ranks_here, self.ledger.gone) })
+    seconds_between_losses = pace.between_losses(ledger.age(self.ledger), ranks_here, self.ledger.gone) })
   local faster = ahead.speedup_by_joining(self) or (ranks_here + waiting) / ranks_here
   change.new_step_seconds = change.step_seconds and change.step_seconds / faster
   local admitted, steps = policy.admits(self, change)

@@ -1,14 +1,19 @@
 --- Which samples the steps of a run have counted, and what has happened to its ranks. Plain data, which ranks that
--- join take over: { begun =, start =, spans =, changes =, gone =, came =, steps_repeated = }. `begun`: the step that it
--- began after, `start`: the first sample of the next one. A span is { step =, steps =, first =, batch = }: so many
--- steps from `step` on, each of `batch` samples, the first of these `first`. A step that is trained again after the
--- ranks went back replaces what was counted from there on, as it does in the state.
+-- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated = }. `at`: when it
+-- began, in seconds since 1970; `begun`: the step that it began after; `start`: the first sample of the next one. A
+-- span is { step =, steps =, first =, batch = }: so many steps from `step` on, each of `batch` samples, the first of
+-- these `first`. A step that is trained again after the ranks went back replaces what was counted from there on, as it
+-- does in the state.
 local ledger = {}
 
 --- Of a run that goes on after a step with a sample.
 function ledger.new(step, cursor)
-  return { begun = step, start = cursor, spans = {}, changes = 0, gone = 0, came = 0, steps_repeated = 0 }
+  return { at = os.time(), begun = step, start = cursor, spans = {}, changes = 0, gone = 0, came = 0,
+    steps_repeated = 0 }
 end
+
+--- Seconds since the run began.
+function ledger.age(self) return math.max(0, os.time() - self.at) end
 
 --- The ranks go on after this step: what was counted later is in no state any more.
 function ledger.go_back(self, step)

@@ -268,14 +268,14 @@ local function save_at_end(self, reporter)
     saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
   elseif self.step > begun(self) and (self.arguments.snapshot or {}).folder then
     local ok, taken = pcall(snapshots.now, self)
-    local done = self.interrupted and "stopped" or "done"
     if ok then
+      local done = self.interrupted and "stopped" or "done"
       local later = self.interrupted and "--resume goes on with it" or "--resume with more steps goes on"
       reporter:say(("%s after step %d; its snapshot is in %s: %s"):format(done, taken.step, taken.place, later))
     else
       local why, kind = errors.describe(taken)
-      if kind ~= "environment" then error(taken, 0) end
-      reporter:say(("%s after step %d; it has no snapshot: %s"):format(done, self.step, why))
+      if kind ~= "environment" or not self.interrupted then error(taken, 0) end
+      reporter:say(("stopped after step %d; it has no snapshot: %s"):format(self.step, why))
     end
   elseif self.interrupted then
     reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))

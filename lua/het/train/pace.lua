@@ -9,6 +9,7 @@
 -- A pace is plain data of one rank: { since =, clean = { seconds }, beside = { seconds =, steps = }, cost =, least = };
 -- `least`: seconds between two snapshots at least.
 local native = require "het.native"
+local ledger = require "het.train.ledger"
 
 local pace = {}
 
@@ -22,7 +23,7 @@ local expected_life = 2 * 3600
 --- Of the snapshots of one place.
 -- @tparam[opt=0] number least seconds between two of them
 function pace.new(least)
-  return { began = native.clock(), clean = {}, beside = { seconds = 0, steps = 0 }, least = least or 0 }
+  return { clean = {}, beside = { seconds = 0, steps = 0 }, least = least or 0 }
 end
 
 --- Other ranks or another plan follow: what steps and snapshots take is measured again.
@@ -52,8 +53,8 @@ end
 
 -- What this rank has measured until a snapshot is whole: { elapsed =, cost =, step = }; without the last two where too
 -- few steps had none beside them.
-local function measured(self)
-  local own = { elapsed = native.clock() - self.began }
+local function measured(self, run)
+  local own = { elapsed = ledger.age(run.ledger) }
   if #self.clean >= pace.first_steps - 1 then
     own.step = median(self.clean)
     local cost = math.max(0, self.beside.seconds - self.beside.steps * own.step)
@@ -95,7 +96,7 @@ end
 --- The same, of a run whose snapshot is whole on all ranks now. All ranks call it.
 -- @tparam table self the pace of such snapshots
 function pace.next_steps(self, run)
-  local texts = { native.json_encode(measured(self)) }
+  local texts = { native.json_encode(measured(self, run)) }
   if run.cluster then texts = run.cluster:all_gather(texts[1]) end
   local all = {}
   for rank, words in ipairs(texts) do all[rank] = native.json_decode(words) end

@@ -10,7 +10,7 @@
 -- whole ones, the oldest first; `snapshot_taken`, by tier ("memory", "disk", "store") the last whole one: { step =,
 -- at = (seconds since 1970) }; `snapshot_seconds` that beginning them took; `pace` of those in memory and `disk_pace`
 -- of those on disk, nil where the recipe says how often; `memory_next`, `disk_next`: the steps after which the next is
--- taken; `disk_due`: whether it is, and has not begun.
+-- taken; `disk_due`: whether one that the recipe asks for has not begun.
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
@@ -28,6 +28,9 @@ end
 -- Seconds between two snapshots on disk that the recipe does not ask for, at least: a loss of all ranks is rare, and
 -- disks wear out.
 local least_on_disk = 30
+
+-- Of the processes of this machine.
+local function is_first_here() return (os.getenv "LOCAL_RANK" or "0") == "0" end
 
 -- The native object of a run that takes any, before its first session.
 function snapshots.begin(run)
@@ -59,7 +62,10 @@ function snapshots.begin_state(run)
   if not run.snapshots or run.restores then return end
   run.snapshots:clear_memory()
   local folder = (run.arguments.snapshot or {}).folder
-  if folder and run.overwrite then native.snapshot_remove(folder) end
+  if folder and run.overwrite then
+    native.snapshot_remove(folder)
+    if is_first_here() then files.drop_vocabulary(folder) end
+  end
   local store = (run.arguments.snapshot or {}).store
   if store and run.overwrite and run.rank == 0 then native.store_clear(store) end
 end
@@ -91,7 +97,7 @@ function snapshots.follow(run, program)
       text.bytes(memory.limit_bytes))
   end
   run.cleaned, run.memory_pause, run.memory_again, run.memory_next = false, 1, 0, 0
-  run.disk_next = run.step + pace.first_steps
+  run.disk_next, run.disk_pause = run.step + pace.first_steps, 1
   if run.pace then pace.follow(run.pace) end
   if run.disk_pace then pace.follow(run.disk_pace) end
 end
@@ -114,6 +120,12 @@ local longest_pause = 1024   -- steps
 local function pause_memory(run)
   run.memory_again = run.step + run.memory_pause
   run.memory_pause = math.min(2 * run.memory_pause, longest_pause)
+end
+
+-- The same of one on disk, where the recipe does not say how often.
+local function pause_disk(run)
+  run.disk_next = run.step + math.max(pace.first_steps, run.disk_pause)
+  run.disk_pause = math.min(2 * run.disk_pause, longest_pause)
 end
 
 -- The snapshot in memory that this rank has begun is whole on all.
@@ -141,7 +153,7 @@ end
 
 -- The first process of each machine keeps the vocabulary beside the snapshots.
 local function keep_vocabulary(run)
-  if run.vocabulary_kept or (os.getenv "LOCAL_RANK" or "0") ~= "0" then return end
+  if run.vocabulary_kept or not is_first_here() then return end
   run.vocabulary_kept = true
   local vocabulary = run.arguments.data:vocabulary()
   if not vocabulary then return end
@@ -154,6 +166,7 @@ end
 local function is_on_disk(run)
   local task = run.snapshotting.disk
   keep_vocabulary(run)
+  run.disk_pause = 1
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
   note(run, "disk", task)
   if (run.arguments.snapshot or {}).store then note(run, "store", task) end   -- which the same task has sent there
@@ -199,16 +212,14 @@ end
 local function is_due_on_disk(run)
   local task = run.snapshotting.disk
   if task and task:failed() then result_of(run, task, "on disk") end
-  if task and not run.session.trainer:any_disk_failed() then is_on_disk(run) end
+  if run.session.trainer:any_disk_failed() then
+    pause_disk(run)
+  elseif task then
+    is_on_disk(run)
+  end
   run.snapshotting.disk, run.disk_failed = nil, false
-  return run.disk_due
-end
-
--- Whether the recipe, or else what a snapshot costs, has one on disk after this step.
-local function is_disk_step(run)
-  local every = run.arguments.snapshot.every
-  if every then return run.step % every == 0 end
-  return run.step >= run.disk_next
+  return run.disk_due or run.disk_pace ~= nil and run.step >= run.disk_next
+    and run.step ~= snapshots.step_of(run, "disk")
 end
 
 --- After a step, on all ranks: go on with what is being written, and take the snapshots that are due. Those in memory
@@ -218,7 +229,8 @@ function snapshots.after_step(run)
   local trainer, a = run.session.trainer, run.arguments.snapshot or {}
   if run.pace then pace.step(run.pace, run.snapshotting.memory ~= nil) end
   if run.disk_pace then pace.step(run.disk_pace, run.snapshotting.disk ~= nil) end
-  run.disk_due = run.disk_due or a.folder and run.step ~= snapshots.step_of(run, "disk") and is_disk_step(run)
+  run.disk_due = run.disk_due or a.folder and a.every and run.step % a.every == 0
+    and run.step ~= snapshots.step_of(run, "disk")
   local in_memory = not trainer:any_writes() and is_due_in_memory(run)
   local on_disk = not trainer:any_disk_writes() and is_due_on_disk(run)
   -- A version has one snapshot: that of a step which the session before has done is of its layout.
@@ -292,7 +304,7 @@ function snapshots.now(run)
     local problem = settle(run)
     run.session:say { stop = run.stopped }   -- of what was settled nothing more
     if problem then
-      errors.raise("environment", "run:snapshot: the snapshot after step %d is not whole: %s", run.step, problem)
+      errors.raise("environment", "the snapshot after step %d is not whole: %s", run.step, problem)
     end
   end
   run.disk_due = false

@@ -98,7 +98,9 @@ TEST_CASE("a run goes on in other plans with the state that its members bring", 
   const int64_t live = live_buffer_bytes();
   std::vector<Member> members(kMembers);
   for (int generation = 1; generation <= kGenerations; ++generation) {
-    const Plan plan = random_plan(random, kLayersOfModel, kSizes.samples, true);
+    Plan plan = random_plan(random, kLayersOfModel, kSizes.samples, true);
+    while (static_cast<int>(devices_of(plan).size()) > kMembers)
+      plan = random_plan(random, kLayersOfModel, kSizes.samples, true);
     const int ranks = static_cast<int>(devices_of(plan).size()), microbatches = microbatches_of(plan);
     INFO("generation " << generation << ": " << to_lua(plan));
     // Members in the plan, by rank; and those that only bring state.

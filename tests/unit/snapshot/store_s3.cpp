@@ -1,4 +1,5 @@
 // A store in a bucket whose server and connections fail in every way that they can.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
 
@@ -63,6 +64,41 @@ TEST_CASE("requests that fail in passing are tried again", "[store]") {
       CHECK(server.objects().at("p/large").content == large);
       CHECK(server.uploads() <= 3);  // begun by requests whose answers were lost
     }
+}
+
+TEST_CASE("an answer whose text breaks off, but not by its length, is asked for again", "[store]") {
+  const Scratch scratch;
+  const std::string large = content_of(2, kLarge);
+  const S3Fault half{.edit = [](S3Reply& reply) { reply.body.resize(reply.body.size() / 2); }};
+  S3Server server;
+  const auto store = open_store("s3://bucket/p", server.access());
+  server.fault = first(2, every("POST"), half);
+  CHECK(store->put("large", scratch.put("file", large)));
+  CHECK(all_of(*store, "large") == large);
+  int asked = 0;
+  server.fault = [&](const S3Request& request) {
+    return request.method == "GET" && ++asked < 3 ? half : S3Fault{};
+  };
+  CHECK(store->list().size() == 1);
+  CHECK(asked == 3);
+}
+
+TEST_CASE("an upload has no more parts than servers take", "[store]") {
+  const Scratch scratch;
+  S3Server server;
+  StoreAccess access = server.access();
+  access.part_bytes = 100;
+  const std::string content = content_of(3, 150'000);  // 1,500 such parts
+  const auto store = open_store("s3://bucket/p", access);
+  int64_t most = 0;
+  server.fault = [&](const S3Request& request) {
+    if (const auto part = request.query.find("partNumber"); part != request.query.end())
+      most = std::max<int64_t>(most, std::stoll(part->second));
+    return S3Fault{};
+  };
+  CHECK(store->put("many", scratch.put("file", content)));
+  CHECK(most == 1000);
+  CHECK(all_of(*store, "many", content.size()) == content);
 }
 
 TEST_CASE("failures that do not pass are named after a bounded number of tries, without secrets", "[store]") {
