@@ -174,8 +174,9 @@ void Lowering::emit_global_norm(const Node& node) {
     const auto found = assignment_.gradients.find(gradient_behind(id));
     if (found == assignment_.gradients.end() || !found->second.counted) continue;
     const auto count = [&] {
-      counted.push_back(operand(id, -1));
-      HET_REQUIRE(counted.back().buffer != kAbsent, hint(id));
+      const Operand gradient = operand(id, -1);
+      HET_REQUIRE(gradient.buffer != kAbsent, hint(id));
+      counted.push_back(gradient.layout.is_contiguous() ? gradient : packed(node, gradient, -1));
     };
     assignment_.row_updates.count(found->first) != 0 ? each_rows_of(found->first, count) : count();
   }

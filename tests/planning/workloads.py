@@ -57,12 +57,47 @@ class Workloads(Case):
         losses = self.losses('workload.lua', f'--save={name}', *words)
         return losses, tensors_of(self.folder / name / 'model.safetensors')
 
-    def compare(self, workload, slow, fast, link, uneven=True):
+    def alone(self, workload):
+        """The recipe without a plan, and with a given one; what one device finds."""
         model, data = WORKLOADS[workload]
-        write = (self.folder / 'workload.lua').write_text
+
+        def write(plan=''):
+            (self.folder / 'workload.lua').write_text(RECIPE.format(plan=plan, model=model, data=data))
+        write()
+        return write, self.outcome(f'alone {workload}')
+
+    def assert_same(self, alone, together, steps=5):
+        (losses, tensors), (others, parts) = alone, together
+        self.assertEqual(len(others), steps)
+        for one, other in zip(losses, others):
+            self.assertLess(abs(one - other), 1e-5 * abs(one))
+        self.assertEqual(sorted(parts), sorted(tensors))
+        for parameter, values in tensors.items():
+            off = math.dist(values, parts[parameter])
+            self.assertLess(off, 1e-5 * max(1, math.hypot(*values)), parameter)
+
+    def ranks(self, workload, *settings):
+        """The synthesised program alone, for each (slow devices, fast ones, link, whether shares are uneven)."""
+        write, alone = self.alone(workload)
+        for slow, fast, link, uneven in settings:
+            with self.subTest(workload=workload, ranks=slow + fast, link=link):
+                cluster = CLUSTER.format(link=link, slow=slow, fast=fast)
+                if slow == 0:
+                    cluster = cluster.replace('het.node { name = "a", type = "slow", devices = 0 }, ', '')
+                (self.folder / 'mixed.lua').write_text(cluster)
+                write()
+                report = self.json_of('plan', 'workload.lua', '--cluster=mixed.lua', '--policy=hap')
+                self.assertEqual(len(report['report']['devices']), slow + fast)
+                self.assertEqual(len({device['share'] for device in report['report']['devices']}) > 1, uneven)
+                self.assertEqual(report['report']['cut'], slow + fast > 1)
+                self.assertEqual('unlike_devices = true' in report['lua'], slow > 0)
+                write('plan = ' + report['lua'])
+                together = self.outcome(f'{workload} {slow} {fast}', f'--workers={slow + fast}', '--threads=1')
+                self.assert_same(alone, together)
+
+    def compare(self, workload, slow, fast, link, uneven=True):
         (self.folder / 'mixed.lua').write_text(CLUSTER.format(link=link, slow=slow, fast=fast))
-        write(RECIPE.format(plan='', model=model, data=data))
-        losses, tensors = self.outcome(f'alone {workload} {slow} {fast}')
+        write, alone = self.alone(workload)
         report = self.json_of('plan', 'workload.lua', '--cluster=mixed.lua', '--policy=hap')
         shares = {device['share'] for device in report['report']['devices']}
         self.assertEqual(len(shares) > 1, uneven)
@@ -74,15 +109,9 @@ class Workloads(Case):
             if not plan or (name != 'synthesised' and plan == plans['synthesised']):
                 continue
             with self.subTest(workload=workload, ranks=slow + fast, link=link, plan=name):
-                write(RECIPE.format(plan='plan = ' + plan, model=model, data=data))
-                together, parts = self.outcome(f'{workload} {slow} {fast} {name}', f'--workers={slow + fast}', '--threads=1')
-                self.assertEqual(len(together), 5)
-                for one, other in zip(losses, together):
-                    self.assertLess(abs(one - other), 1e-5 * abs(one))
-                self.assertEqual(sorted(parts), sorted(tensors))
-                for parameter, values in tensors.items():
-                    off = math.dist(values, parts[parameter])
-                    self.assertLess(off, 1e-5 * max(1, math.hypot(*values)), parameter)
+                write('plan = ' + plan)
+                together = self.outcome(f'{workload} {slow} {fast} {name}', f'--workers={slow + fast}', '--threads=1')
+                self.assert_same(alone, together)
 
     def test_vgg19(self):
         self.compare('vgg19', 1, 1, '100 MB/s')
@@ -98,6 +127,18 @@ class Workloads(Case):
     def test_experts(self):
         self.compare('experts', 1, 2, '100 MB/s')
         self.compare('experts', 6, 2, '1 MB/s', uneven=False)   # an expert for each device
+
+    def test_vgg19_on_other_numbers_of_ranks(self):
+        self.ranks('vgg19', (0, 1, '100 MB/s', False), (2, 4, '1 MB/s', True), (3, 4, '100 MB/s', True), (5, 3, '1 MB/s', True))
+
+    def test_vit_on_other_numbers_of_ranks(self):
+        self.ranks('vit', (0, 1, '100 MB/s', False), (2, 4, '100 MB/s', True), (3, 4, '10 GB/s', True), (5, 3, '100 MB/s', True))
+
+    def test_bert_on_other_numbers_of_ranks(self):
+        self.ranks('bert', (0, 1, '100 MB/s', False), (2, 4, '10 GB/s', True), (3, 4, '100 MB/s', True), (5, 3, '10 GB/s', True))
+
+    def test_experts_on_other_numbers_of_ranks(self):
+        self.ranks('experts', (0, 1, '100 MB/s', False), (2, 4, '100 MB/s', True), (3, 4, '10 GB/s', True), (5, 3, '10 GB/s', True))
 
 
 if __name__ == '__main__':
