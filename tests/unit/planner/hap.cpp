@@ -7,12 +7,14 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/graph/fuse.h"
 #include "core/ops/op.h"
 #include "core/plan/sharding_spec.h"
 #include "planner/hap/bound.h"
 #include "planner/hap/fitting.h"
 #include "planner/hap/grids.h"
 #include "planner/hap/ratios.h"
+#include "planner/hap/report.h"
 #include "planner/hap/units.h"
 #include "planner/lower/lower.h"
 #include "planner/megatron/sharding.h"
@@ -472,4 +474,66 @@ TEST_CASE("costs of hours are no less than those of their slowest device", "[hap
     if (graph.nodes[n].phase == Phase::backward) longest = std::max(longest, least);
   }
   CHECK(longest > 9223);  // whose ticks times a thousand are beyond 2^63
+}
+
+// Every operator that a recipe can call has rules.
+TEST_CASE("an operator without rules is named, and every device runs all of it", "[hap]") {
+  std::set<std::string> without;
+  for (const OpDef& op : op_table())
+    if (op.sharding.empty() && !op.any_placement && !op.collective) without.insert(std::string(op.name));
+  CHECK(without == std::set<std::string>{"adamw_n"});  // made by lowering alone
+  OpDef own = op_named("layer_norm");
+  own.name = "own_norm";
+  own.sharding.clear();
+  Graph graph;
+  size_t count = 0;
+  for (uint64_t seed = 1; count == 0; ++seed) {
+    graph = prune(random_model(seed, 6));
+    for (Node& node : graph.nodes)
+      if (node.op->name == "layer_norm") {
+        node.op = &own;
+        ++count;
+      }
+  }
+  const PlacementTable table(graph);
+  const DeviceGroup group(small_cluster(3, 1e9), Precision::f32);
+  const planner::hap::Request request{&table, &group, 2, {}, kSamples};
+  const Report report = report_of(request, synthesise(request), false, false);
+  CHECK(report.whole == std::vector<std::string>{"own_norm"});
+  CHECK(to_text(report).find("note: own_norm has no sharding rules; every device runs all of it\n") !=
+        std::string::npos);
+  size_t whole = 0;
+  for (const planner::hap::Instruction& each : report.instructions)
+    if (!each.is_exchange && each.name.find("own_norm") != std::string::npos) {
+      CHECK(each.rule == "replicated");
+      whole += static_cast<size_t>(each.count);
+    }
+  CHECK(whole == count);
+}
+
+TEST_CASE("what unlike devices compute alone counts as much as taking one copy of it", "[hap]") {
+  const Graph graph = prune(random_model(3, 4));
+  const PlacementTable table(graph);
+  const std::vector<int> ways(graph.nodes.size(), 0);
+  Cluster cluster = small_cluster(3, 1e9);
+  const DeviceGroup unlike(cluster, Precision::f32);
+  for (Machine& node : cluster.nodes) node.type = cluster.nodes[0].type;
+  const DeviceGroup alike(cluster, Precision::f32);
+  CHECK(unlike.has_unlike_types());
+  CHECK_FALSE(alike.has_unlike_types());
+  for (const DeviceGroup* group : {&unlike, &alike}) {
+    ShardingCosts costs(table, *group, 2);
+    const auto program = program_of(costs, Shares(3, 1), ways);
+    REQUIRE(program);
+    Ticks copies = 0;
+    int updated = 0;
+    for (size_t n = 0; n < graph.nodes.size(); ++n)
+      if (const ValueId gradient = costs.copied_gradient(static_cast<NodeId>(n), 0); gradient != kAbsent) {
+        copies += costs.copying(gradient);
+        ++updated;
+      }
+    CHECK((updated > 0) == (group == &unlike));
+    CHECK(costs.parts(*program).communication == copies);
+    CHECK(costs.program(*program) == costs.parts(*program).compute + copies);
+  }
 }
