@@ -31,31 +31,38 @@ std::vector<Life> lives_of(const Program& program) {
 
 void place_buffers(Program& program) {
   const std::vector<Life> lives = lives_of(program);
+  std::vector<int64_t> sizes;  // of buffers, bytes
+  for (const BufferSpec& buffer : program.buffers) sizes.push_back(buffer.type.bytes());
   std::vector<BufferId> order;
   for (size_t b = 0; b < program.buffers.size(); ++b)
     if (program.buffers[b].home == Home::arena && lives[b].first >= 0)
       order.push_back(static_cast<BufferId>(b));
   std::stable_sort(order.begin(), order.end(), [&](BufferId a, BufferId b) {
-    return program.buffers[a].type.bytes() > program.buffers[b].type.bytes();
+    return sizes[static_cast<size_t>(a)] > sizes[static_cast<size_t>(b)];
   });
 
-  std::vector<std::vector<BufferId>> blocks(program.instructions.size() / kBlock + 1);
+  // Of each block of time the buffers that live in it, by where they begin.
+  std::vector<std::vector<std::pair<int64_t, BufferId>>> blocks(program.instructions.size() / kBlock + 1);
   std::vector<std::pair<int64_t, int64_t>> taken;  // [begin, end) bytes of neighbours in time
   std::vector<BufferId> seen(program.buffers.size(), -1);
   program.arena_bytes = 0;
   for (const BufferId b : order) {
     const Life life = lives[b];
     taken.clear();
-    for (int block = life.first / kBlock; block <= life.last / kBlock; ++block)
-      for (const BufferId other : blocks[block]) {
+    const int first = life.first / kBlock, last = life.last / kBlock;
+    constexpr int kFew = 4;  // blocks whose lists are merged
+    for (int block = first; block <= last; ++block) {
+      const auto before = static_cast<int64_t>(taken.size());
+      for (const auto& [begin, other] : blocks[block]) {
         if (seen[other] == b) continue;
         seen[other] = b;
         if (lives[other].first > life.last || lives[other].last < life.first) continue;
-        const BufferSpec& spec = program.buffers[other];
-        taken.emplace_back(spec.offset, spec.offset + aligned(spec.type.bytes()));
+        taken.emplace_back(begin, begin + aligned(sizes[static_cast<size_t>(other)]));
       }
-    std::sort(taken.begin(), taken.end());
-    const int64_t bytes = aligned(program.buffers[b].type.bytes());
+      if (last - first < kFew) std::inplace_merge(taken.begin(), taken.begin() + before, taken.end());
+    }
+    if (last - first >= kFew) std::sort(taken.begin(), taken.end());
+    const int64_t bytes = aligned(sizes[static_cast<size_t>(b)]);
     int64_t offset = 0;
     for (const auto& [begin, end] : taken) {
       if (begin - offset >= bytes) break;
@@ -63,7 +70,10 @@ void place_buffers(Program& program) {
     }
     program.buffers[b].offset = offset;
     program.arena_bytes = std::max(program.arena_bytes, offset + bytes);
-    for (int block = life.first / kBlock; block <= life.last / kBlock; ++block) blocks[block].push_back(b);
+    for (int block = first; block <= last; ++block) {
+      auto& list = blocks[block];
+      list.insert(std::upper_bound(list.begin(), list.end(), std::pair(offset, b)), {offset, b});
+    }
   }
 }
 
