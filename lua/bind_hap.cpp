@@ -10,6 +10,7 @@
 #include "core/base/units.h"
 #include "core/graph/fuse.h"
 #include "lua/planning.h"
+#include "planner/hap/fitting.h"
 #include "planner/hap/report.h"
 #include "planner/hap/stages.h"
 #include "planner/simulate/programs.h"
@@ -137,12 +138,36 @@ struct Asked {
   bool baselines = false, gains = false, check = false;
 };
 
+// What no program changes: all devices together have less memory than the state takes. Shares by memory lack
+// least. nullopt: they have enough.
+std::optional<Json> without_room(const Graph& graph, const planner::hap::DeviceGroup& group) {
+  const double state = planner::hap::state_bytes(graph);
+  double room = 0;
+  for (const planner::hap::Device& device : group.devices()) room += device.memory_bytes;
+  if (state <= room) return std::nullopt;
+  Json::array_t problems{Json(fmt::format(
+      "parameters and the optimizer's state take {}; {} together have {}", show_bytes(state),
+      group.size() == 1 ? "all devices" : fmt::format("the {} devices", group.size()), show_bytes(room)))};
+  for (size_t d = 0; d < group.devices().size() && d < 4; ++d) {
+    const planner::hap::Device& device = group.devices()[d];
+    const double part = state * device.memory_bytes / room;
+    problems.push_back(
+        fmt::format("{} ({}) lacks {} at least, with a share of them like its memory: {}, it has {}",
+                    device.name, device.type, show_bytes(part - device.memory_bytes), show_bytes(part),
+                    show_bytes(device.memory_bytes)));
+  }
+  return Json::object_t{
+      {"feasible", false}, {"text", std::string()},    {"lua", std::string()},           {"origin", "hap"},
+      {"proven", true},    {"lack", state / room - 1}, {"problems", std::move(problems)}};
+}
+
 Json answer_of(const Graph& whole, const Asked& asked) {
   const Graph graph = prune(whole);  // as it is lowered
+  const planner::hap::DeviceGroup group(asked.cluster, precision_of(graph));
+  if (auto refused = without_room(graph, group)) return *std::move(refused);
   const double begin = steady_seconds();
   const PlacementTable table(graph);
   const double table_seconds = steady_seconds() - begin;
-  const planner::hap::DeviceGroup group(asked.cluster, precision_of(graph));
   const planner::hap::Request request{&table, &group, asked.microbatches, {}, asked.microbatch};
   const planner::hap::Answer answer = planner::hap::synthesise(request);
   Report report = planner::hap::report_of(request, answer, asked.baselines);
@@ -150,6 +175,9 @@ Json answer_of(const Graph& whole, const Asked& asked) {
   if (asked.gains) report.gains = planner::hap::gains_of(request);
   if (asked.check && report.too_large.empty()) report.check = planner::hap::check(request, answer.best);
   Json::array_t problems;
+  double lack = 0;
+  for (const DeviceShare& device : report.devices)
+    lack = std::max(lack, device.memory_bytes / std::max(1.0, device.limit_bytes) - 1);
   for (const DeviceShare& device : report.devices)
     if (device.memory_bytes > device.limit_bytes && problems.size() < 4)
       problems.push_back(fmt::format("{} ({}) lacks {}: its part needs {}, it has {}", device.device,
@@ -159,7 +187,8 @@ Json answer_of(const Graph& whole, const Asked& asked) {
                                {"text", planner::hap::to_text(report)},
                                {"lua", to_lua(report.plan)},
                                {"report", json_of(report)},
-                               {"origin", "hap"}};
+                               {"origin", "hap"},
+                               {"lack", lack}};
   result["problems"] = std::move(problems);
   return result;
 }

@@ -22,23 +22,48 @@ class Fitter {
 
   std::optional<Fitting> run(const ShardingProgram& start, const ProgramsTime& time) {
     price_where_short(time);
-    double most_bytes = 1;
-    for (const ProgramUse& rank : time.ranks) most_bytes = std::max(most_bytes, rank.memory_bytes);
-    second_per_byte_ = std::max(time.seconds, 1e-9) / most_bytes;
+    second_per_byte_ = std::max(time.seconds, 1e-9) / most_bytes(time);
     const Shares roomier = roomy(start, time);
     find_price(start.shares);
     if (roomier != start.shares) find_price(roomier);
     return std::move(best_);
   }
 
+  // The program for the highest price; with more kinds that have one, and shares that leave room, as long as
+  // that lacks less.
+  Fitting least_lacking(const ShardingProgram& start, const ProgramsTime& time) {
+    price_where_short(time);
+    second_per_byte_ = std::max(time.seconds, 1e-9) / most_bytes(time);
+    Fitting best{synthesised(costs_, start), time, to_plan(request_, start)};
+    Shares shares = roomy(start, time);
+    constexpr int kMostTurns = 3;
+    for (int turn = 0; turn < kMostTurns; ++turn) {
+      auto next = cheapest(kMostPrice * second_per_byte_, shares);
+      if (!next || lack_of(next->time) >= lack_of(best.time)) break;
+      shares = roomy(next->made.program, next->time);
+      next->made = synthesised(costs_, std::move(next->made.program));
+      best = *std::move(next);
+      if (best.time.fits()) break;
+    }
+    return best;
+  }
+
  private:
+  static constexpr double kMostPrice = 1e4;  // of all that a device has, in steps
+
+  static double most_bytes(const ProgramsTime& time) {
+    double most = 1;
+    for (const ProgramUse& rank : time.ranks) most = std::max(most, rank.memory_bytes);
+    return most;
+  }
+
   // A byte costs what makes all that a device has cost a part of the step: more and more of it, until
   // programs fit or are too slow, which they are more with every price; then less again.
   void find_price(const Shares& shares) {
-    constexpr double kFirst = 1.0 / 64, kMost = 1e4;
+    constexpr double kFirst = 1.0 / 64;
     constexpr int kBisections = 3;
     double too_low = 0, enough = 0;
-    for (double part = kFirst; part <= kMost && enough == 0; part *= 4)
+    for (double part = kFirst; part <= kMostPrice && enough == 0; part *= 4)
       (try_from(part * second_per_byte_, shares) ? enough : too_low) = part;
     for (int i = 0; i < kBisections && enough > 0; ++i) {
       const double middle = too_low == 0 ? enough / 4 : (too_low + enough) / 2;
@@ -141,6 +166,24 @@ class Fitter {
 std::optional<Fitting> fit(const Request& request, const ShardingProgram& start, const ProgramsTime& time,
                            std::optional<double> known_seconds) {
   return Fitter(request, known_seconds).run(start, time);
+}
+
+Fitting frugal(const Request& request, const ShardingProgram& start, const ProgramsTime& time) {
+  return Fitter(request, std::nullopt).least_lacking(start, time);
+}
+
+double lack_of(const ProgramsTime& time) {
+  double most = 0;
+  for (const ProgramUse& rank : time.ranks)
+    most = std::max(most, (rank.memory_bytes - rank.limit_bytes) / std::max(1.0, rank.limit_bytes));
+  return most;
+}
+
+double state_bytes(const Graph& graph) {
+  double bytes = 0;
+  for (const Value& value : graph.values)
+    if (is_state(value)) bytes += static_cast<double>(value.type.bytes());
+  return bytes;
 }
 
 }  // namespace het::planner::hap

@@ -23,4 +23,14 @@ struct Fitting {
 std::optional<Fitting> fit(const Request& request, const ShardingProgram& start, const ProgramsTime& time,
                            std::optional<double> known_seconds = std::nullopt);
 
+// A program that holds little: for shares like the devices' memory, with the highest price of a byte that
+// fit() tries, of those with the least lack. Whether it fits is not said.
+Fitting frugal(const Request& request, const ShardingProgram& start, const ProgramsTime& time);
+
+// How much the device lacks that lacks most, as a part of what it has; 0: it fits.
+double lack_of(const ProgramsTime& time);
+
+// Bytes that some device has to hold whatever the program: parameters, and the state of their updates.
+double state_bytes(const Graph& graph);
+
 }  // namespace het::planner::hap

@@ -290,13 +290,20 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     time = std::move(its);
   };
   const ProgramsTime fastest = time;
-  if (!fastest.fits()) report.too_large = too_large(fastest, *request.group);
+  std::optional<Fitting> least;
+  if (!fastest.fits()) {
+    report.too_large = too_large(fastest, *request.group);
+    least = frugal(request, answer.best.program, fastest);
+  }
+  constexpr double kFar = 0.02;
+  const bool is_hopeless = least && lack_of(least->time) > kFar;
   for (const Synthesised& each : answer.overlapping) {
+    if (is_hopeless) break;
     const Plan plan = to_plan(request, each.program);
     take(each, plan, simulate_plan(*request.table, plan, *request.group), "");
   }
   for (const Baseline each : kBaselines) {
-    if (request.group->size() == 1) break;  // they are the same
+    if (request.group->size() == 1 || is_hopeless) break;  // of one device they are the same
     if (each == Baseline::published && !with_published) continue;
     Compared compared;
     compared.name = name_of(each);
@@ -316,18 +323,27 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     }
     report.baselines.push_back(std::move(compared));
   }
-  if (!fastest.fits()) {
+  if (!fastest.fits() && !is_hopeless) {
     const auto known = time.fits() ? std::optional(time.seconds) : std::nullopt;
     Request again = request;
     again.is_wide = answer.is_wide;
     if (auto fitting = fit(again, answer.best.program, fastest, known))
       take(fitting->made, fitting->plan, std::move(fitting->time), "");
   }
-  const std::vector<Grid> grids = with_meshes ? grids_of(*request.group) : std::vector<Grid>{};
+  const std::vector<Grid> grids =
+      with_meshes && !is_hopeless ? grids_of(*request.group) : std::vector<Grid>{};
   const double begin = steady_seconds();
   std::vector<GridProgram> programs = programs_for(request, grids, true);
   if (!grids.empty()) report.mesh_seconds = steady_seconds() - begin;
   const auto grid = best_grid(request, std::move(programs));
+  if (least && !time.fits() && (!grid || !grid->time.fits())) {
+    best = std::move(least->made);
+    report.plan = std::move(least->plan);
+    report.chosen.clear();
+    time = std::move(least->time);
+    report.simulated_seconds = time.seconds;
+    report.exposed_seconds = time.exposed_seconds();
+  }
   if (grid) {
     const GridProgram& both = grid->program;
     report.meshes.push_back({both.grid->name, true, seconds_of(both.within.cost), grid->time.seconds,
@@ -336,9 +352,9 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
     sum.cost = both.within.cost;
     sum.compute = both.within.compute;
     sum.communication = both.within.communication;
-    report.has_mesh = is_better(grid->time, time);
+    report.has_mesh = is_better(grid->time, time) && (!least || grid->time.fits());
     report.is_cut = report.has_mesh && (cuts(both.between.program) || cuts(both.within.program));
-    take(sum, both.plan, grid->time, both.grid->name);
+    if (report.has_mesh) take(sum, both.plan, grid->time, both.grid->name);
     if (report.has_mesh) {
       Request between = request, within = request;
       between.group = both.row->rows.get();

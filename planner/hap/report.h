@@ -71,10 +71,10 @@ struct Report {
 };
 
 // With the plan of the least simulated step among the answer's and the baselines', of those that fit if any
-// does; where the answer's best does not, also one that holds less (fitting.h). `with_meshes`: also programs
-// along two axes (grids.h). Throws Error(usage) where no
-// program can be run. `with_published`: HAP's published rules too, whose search takes as long as the
-// answer's.
+// does; where the answer's best does not, also one that holds less (fitting.h), and where even a frugal one
+// lacks memory, that one; with nothing beside it where it lacks more than a little. `with_meshes`: also
+// programs along two axes (grids.h). Throws Error(usage) where no program can be run. `with_published`: HAP's
+// published rules too, whose search takes as long as the answer's.
 Report report_of(const Request& request, const Answer& answer, bool with_published, bool with_meshes = true);
 std::string to_text(const Report& report);
 

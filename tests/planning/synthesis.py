@@ -318,6 +318,16 @@ return het.train {
         error = self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', code=2)[1]
         self.assertIn('no plan fits', error)
         self.assertRegex(error, r'[ab]:\d \((slow|fast)\) lacks [\d.]+ [KM]iB')
+        # Less than parameters and the optimizer's state take: no search, and shares like the devices' memory.
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('4 GiB', '200 KiB', 1))
+        lines = self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', code=2)[1].splitlines()
+        self.assertRegex(lines[1], r"^  parameters and the optimizer's state take [\d.]+ KiB; the 3 devices together have [\d.]+ KiB$")
+        self.assertRegex(lines[2], r'^  a:0 \(slow\) lacks [\d.]+ KiB at least, with a share of them like its memory: [\d.]+ KiB, it has 188 KiB$')
+        self.assertEqual(len(lines), 5)
+        # What lacks much is not looked for in every size: only the search of the whole batch and that of one sample is made.
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('4 GiB', '500 KiB'))
+        error = self.hetrun('plan', 'small.lua', '--batch=64', '--cluster=fast.lua', '--policy=hap', code=2)[1]
+        self.assertRegex(error, r'[ab]:\d \((slow|fast)\) lacks [\d.]+ [KM]iB: its part needs')
 
 
 if __name__ == '__main__':

@@ -105,7 +105,7 @@ local function of_update(run)
 end
 
 -- Looks for a sharding program: of the whole batch at once, or, where the fastest does not fit, of parts of it as long
--- as they gain.
+-- as they gain; where none fits, of the smallest parts next: where these lack memory, too, nothing else is tried.
 -- Returns two functions, as planning.begin.
 local function begin_hap(run, cluster, given)
   local batch = run.arguments.batch
@@ -117,16 +117,36 @@ local function begin_hap(run, cluster, given)
     return native.synthesise(run:graph_for_search(microbatch), { cluster = cluster, microbatch = microbatch,
       microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains, check = given.check })
   end
-  local planned, best = begin(), nil
+  local planned, best, smallest = begin(), nil, nil
+  local function gains(answer)
+    if not best or answer.feasible ~= best.feasible then return not best or answer.feasible end
+    if not answer.feasible then return answer.lack < best.lack end
+    return answer.report.step_seconds < 0.99 * best.report.step_seconds
+  end
+  -- Whether the answer is the last one; if not, `microbatch` is that of the next.
+  local function ends(answer, is_better)
+    if given.microbatch or answer.proven then return true end
+    if smallest == microbatch then   -- the first one did not fit
+      microbatch = batch
+      if not answer.feasible or batch / 2 == smallest then return true end
+    elseif microbatch % 2 ~= 0 or microbatch / 2 == smallest then
+      return true
+    elseif not answer.feasible and not smallest then
+      smallest = microbatch
+      while smallest % 2 == 0 do smallest = smallest / 2 end
+      microbatch = smallest
+      return false
+    elseif answer.feasible and (not is_better or answer.report.too_large == "") then
+      return true
+    end
+    microbatch = microbatch / 2
+    return false
+  end
   local function go_on()
     local answer = planned:wait()
-    local gains = not best or not best.feasible
-      or answer.feasible and answer.report.step_seconds < 0.99 * best.report.step_seconds
-    if gains then best = answer end
-    local fits = best.feasible and best.report.too_large == ""
-    local is_best = fits or best.feasible and not gains or given.microbatch or microbatch % 2 ~= 0
-    microbatch = microbatch / 2
-    planned = not is_best and begin() or nil
+    local is_better = gains(answer)
+    if is_better then best = answer end
+    planned = not ends(answer, is_better) and begin() or nil
     if not planned then best.text = best.text .. of_update(run) end
   end
   return waits_for(function() return planned end, go_on, function() return best end)
