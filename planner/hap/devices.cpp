@@ -40,7 +40,8 @@ DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cl
         devices_.push_back({device_name(cluster, node, static_cast<int>(host), device), type.name, node,
                             static_cast<int>(host), f32, halves, type.memory_bytes_per_second,
                             type.memory_bytes * kUsableMemory,
-                            static_cast<int>(int64_t{device} * interfaces / count), interfaces});
+                            static_cast<int>(int64_t{device} * interfaces / count), interfaces,
+                            cluster.nodes[n].zone});
         const auto kind =
             known.emplace(std::tuple(f32, halves, type.memory_bytes_per_second), kind_count_).first;
         kind_count_ = std::max(kind_count_, kind->second + 1);

@@ -28,6 +28,7 @@ struct Device {
   double memory_bytes = 0;  // that plans may use
   int interface = 0;        // to the network, by which it leaves its host: the first, where it has several
   int host_interfaces = 1;  // of its host
+  std::string zone = {};    // of its machine
 
   // What others that leave the host share with it.
   auto port() const { return std::tuple(node, host, interface); }

@@ -53,6 +53,37 @@ std::vector<Devices> kinds_together(const DeviceGroup& group, int stages) {
   return result;
 }
 
+// Neighbours in the cluster's order, whole machines as far as they go: where machines have devices of several
+// kinds, or kinds take turns, so do stages. `zones`: machines of one zone stand together.
+std::vector<Devices> machines_together(const DeviceGroup& group, int stages, bool zones) {
+  Devices order(static_cast<size_t>(group.size()));
+  std::iota(order.begin(), order.end(), 0);
+  const auto device = [&](int d) -> const Device& { return group.devices()[static_cast<size_t>(d)]; };
+  if (zones)
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return device(a).zone < device(b).zone; });
+  std::vector<Devices> result(static_cast<size_t>(stages));
+  size_t next = 0;
+  for (int s = 0; s < stages; ++s) {
+    Devices& own = result[static_cast<size_t>(s)];
+    const size_t until = order.size() * static_cast<size_t>(s + 1) / static_cast<size_t>(stages);
+    const auto goes_on = [&] {  // of the machine that the stage has begun
+      return next > 0 && next < order.size() && device(order[next]).node == device(order[next - 1]).node &&
+             device(order[next]).host == device(order[next - 1]).host &&
+             order.size() - next > static_cast<size_t>(stages - 1 - s);
+    };
+    while (next < until || (!own.empty() && s + 1 < stages && goes_on())) own.push_back(order[next++]);
+  }
+  return result;
+}
+
+bool mixes_kinds(const DeviceGroup& group, const std::vector<Devices>& grouping) {
+  return std::any_of(grouping.begin(), grouping.end(), [&](const Devices& devices) {
+    return std::any_of(devices.begin(), devices.end(),
+                       [&](int d) { return group.kind_of(d) != group.kind_of(devices[0]); });
+  });
+}
+
 // "a:0", "a:1", "b:0" as "a:0-1", "b:0".
 std::vector<std::string> ranges_of(const std::vector<std::string>& devices) {
   std::vector<std::string> ranges;
@@ -135,6 +166,12 @@ class Stages {
     for (int stages = 2; stages <= std::min({kMostStages, layers, group_.size()}); ++stages) {
       std::set<std::vector<Devices>> groupings{kinds_apart(group_, stages)};
       if (group_.kinds() > 1) groupings.insert(kinds_together(group_, stages));
+      for (const bool zones : {false, true}) {
+        std::vector<Devices> grouping = machines_together(group_, stages, zones);
+        const bool is_empty = std::any_of(grouping.begin(), grouping.end(),
+                                          [](const Devices& devices) { return devices.empty(); });
+        if (!is_empty && mixes_kinds(group_, grouping)) groupings.insert(std::move(grouping));
+      }
       for (const std::vector<Devices>& grouping : groupings)
         for (const int least : {2, 4}) add_pipeline(grouping, least * stages);
     }

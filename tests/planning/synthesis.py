@@ -1,9 +1,11 @@
 """Sharding programs that are synthesised: what is printed, that they train, and what is refused."""
+import importlib
 import json
 import re
+import sys
 import unittest
 
-from case import Case
+from case import ROOT, Case
 
 FAST_LINKS = '''local het = require "het"
 local function device(name, rate)
@@ -192,6 +194,19 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         together = self.losses('images.lua', '--workers=3')
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-5)
+
+    def test_auto_puts_unlike_devices_of_a_zone_into_one_stage_where_it_gains(self):
+        sys.path.insert(0, str(ROOT / 'tests' / 'bench'))
+        self.addCleanup(sys.path.pop, 0)
+        mixed = importlib.import_module('mixed_stages')
+        settings = mixed.CLUSTERS['1 x 6 + 2 x 2, 1 Gbit/s']
+        (self.folder / 'zones.lua').write_text(mixed.TWO_ZONES.format(**settings))
+        recipe, *options = mixed.WORKLOADS['vgg19']
+        answer = self.json_of('plan', ROOT / 'recipes' / recipe, *options, '--cluster=zones.lua')
+        self.assertIn('{ a:0, b:0-1 } {', answer['programs']['name'])
+        self.assertTrue(mixed.is_mixed(answer['programs']['name'], {'a': 'fast', 'b': 'slow', 'c': 'fast', 'd': 'slow'}))
+        self.assertIn('unlike_devices = true', answer['lua'])
+        self.assertLess(answer['programs']['step_seconds'], answer['programs']['rival_seconds'] / 1.15)
 
     def test_optimizers_that_are_written_with_operators(self):
         # The search takes one operator for each update: it ends at once, and the program runs with the real one.
