@@ -152,7 +152,7 @@ Plan random_plan(std::mt19937& random, int layers, int samples, bool uneven) {
     }
     plan.pipelines.push_back(pipeline);
   }
-  plan.unlike_devices = draw(0, 2) == 0;
+  plan.unlike_devices = device % 3 == 0;  // draws nothing, so that plans stay those of their seeds
   return plan;
 }
 
