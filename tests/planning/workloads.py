@@ -64,7 +64,7 @@ class Workloads(Case):
         def write(plan=''):
             (self.folder / 'workload.lua').write_text(RECIPE.format(plan=plan, model=model, data=data))
         write()
-        return write, self.outcome(f'alone {workload}')
+        return write, self.outcome(f'alone {workload}', '--overwrite')
 
     def assert_same(self, alone, together, steps=5):
         (losses, tensors), (others, parts) = alone, together
