@@ -188,7 +188,12 @@ void Corpus::set_holdout(double holdout) {
   if (!documents_) return;
   // Documents are held out whole: those that begin behind this token, and the last one at least.
   train_ = std::lower_bound(starts_.begin(), starts_.end(), train_) - starts_.begin();
-  if (holdout > 0) train_ = std::clamp<int64_t>(train_, 0, std::max<int64_t>(1, examples_or_tokens() - 1));
+  const int64_t count = examples_or_tokens();
+  if (holdout == 0) return;
+  train_ = std::clamp<int64_t>(train_, 0, std::max<int64_t>(1, count - 1));
+  // One of them at least has a token to predict.
+  const auto has_none = [&] { return all_.count - starts_[static_cast<size_t>(train_)] == count - train_; };
+  while (train_ > 1 && has_none()) --train_;
 }
 
 namespace {
@@ -235,8 +240,10 @@ void Corpus::divide(const DocumentOptions& options, std::span<const std::vector<
     }
   }
   if (ending && !ends)
-    fail_usage("'{}' does not have the token {}, which stands behind each document; give it as 'ending'",
-               name_, *ending);
+    fail_usage("'{}' does not have the token {}, which {}", name_, *ending,
+               options.ending || options.ending_id
+                   ? "'ending' says stands behind each document"
+                   : "by its vocabulary stands behind each document; 'ending' names another one");
   begin_at(all_.count);
   packs_ = documents_ = true;
 }

@@ -160,12 +160,16 @@ void fill_window(const Corpus& corpus, const SamplerOptions& o, std::span<const 
 void require_examples(const Corpus& corpus, const SamplerOptions& o) {
   if (o.objective != Objective::next_token)
     fail_usage("'{}' holds examples: they are for models that predict the next token", corpus.name());
-  if (corpus.examples(o.split) == 0)
-    fail_usage("'{}' holds {} {}, none of them {}; use a {} holdout", corpus.name(),
-               corpus.examples(Split::train) + corpus.examples(Split::holdout),
-               corpus.has_documents() ? "documents" : "examples",
-               o.split == Split::train ? "to train on" : "held out",
-               o.split == Split::train ? "smaller" : "larger");
+  if (corpus.examples(o.split) == 0) {
+    const int64_t count = corpus.examples(Split::train) + corpus.examples(Split::holdout);
+    const bool is_train = o.split == Split::train;
+    const char* advice = is_train     ? "use a smaller holdout"
+                         : count == 1 ? "holdout = 0 evaluates nothing"
+                                      : "use a larger holdout";
+    fail_usage("'{}' holds {} {}{}, none of them {}; {}", corpus.name(), count,
+               corpus.has_documents() ? "document" : "example", count == 1 ? "" : "s",
+               is_train ? "to train on" : "held out", advice);
+  }
   if (corpus.has_documents() && corpus.view(o.split).count == corpus.examples(o.split))
     fail_usage("the documents of '{}' {} have one token each; there is nothing to predict", corpus.name(),
                o.split == Split::train ? "to train on" : "held out");

@@ -192,8 +192,8 @@ local document_fields = {
 local function check_documents(name, a, report)
   if a.ending ~= nil and not a.packing then
     report("ending", name .. ".ending is the token behind each document: it needs packing = true")
-  elseif type(a.ending) == "number" and a.ending < 0 then
-    report("ending", ("%s.ending = %.14g is no token; tokens count from 0"):format(name, a.ending))
+  elseif type(a.ending) == "number" and (a.ending < 0 or a.ending >= 2 ^ 31) then
+    report("ending", ("%s.ending = %.14g is no token; tokens are from 0 to below 2^31"):format(name, a.ending))
   end
 end
 

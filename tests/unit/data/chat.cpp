@@ -379,5 +379,5 @@ TEST_CASE("lines that are wrong are named") {
   const auto corpus = Corpus::from_examples(
       {.path = scratch.put("d.jsonl", "{\"text\": \"abc\"}"), .tokenizer = "byte", .holdout = 0});
   CHECK_THAT(error_of([&] { Sampler bad(corpus, {.context = 4, .split = Split::holdout}); }),
-             Contains("1 examples, none of them held out"));
+             Contains("1 example, none of them held out; holdout = 0 evaluates nothing"));
 }

@@ -217,3 +217,24 @@ TEST_CASE("documents are divided into pieces of the context, and held out whole"
   CHECK(make_batch(*corpus, held, 0).starts.empty());
   CHECK(make_batch(*corpus, held, 1).labelled == 0);
 }
+
+TEST_CASE("of documents one with something to predict is held out") {
+  const Scratch scratch;
+  const auto corpus_of = [&](const std::string& text, double holdout) {
+    return Corpus::from_text({.path = scratch.put("text.txt", text),
+                              .tokenizer = "byte",
+                              .holdout = holdout,
+                              .documents = {.packing = true, .ending = "."}});
+  };
+  // The line break behind the last dot is a document of one token.
+  const auto corpus = corpus_of("abc.defg.\n", 0.05);
+  CHECK(corpus->examples(Split::train) == 1);
+  CHECK(corpus->examples(Split::holdout) == 2);
+  CHECK(make_batch(*corpus, {.context = 4, .split = Split::holdout}, 0).labelled > 0);
+  const auto alone = corpus_of("abc.", 0.5);
+  CHECK(alone->examples(Split::holdout) == 0);
+  CHECK_THAT(error_of([&] { Sampler bad(alone, {.context = 4, .split = Split::holdout}); }),
+             Catch::Contains("holds 1 document, none of them held out; holdout = 0 evaluates nothing"));
+  CHECK_THAT(error_of([&] { corpus_of("abc", 0); }),
+             Catch::Contains("does not have the token 46, which 'ending' says stands behind each document"));
+}
