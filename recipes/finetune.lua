@@ -46,7 +46,7 @@ return het.train {
   model     = opt.rank > 0 and nn.lora { model = base, rank = opt.rank, alpha = opt.alpha } or base,
   data      = het.data.jsonl { path = opt.data, model = opt.model, holdout = opt.holdout, loss = opt.loss,
     packing = opt.packing },
-  context   = math.min(opt.context, base.arguments.context),   -- which a table of positions keeps whole
+  context   = math.min(opt.context, tonumber(base.arguments.context) or opt.context),   -- a table of positions is whole
   batch     = opt.batch, microbatch = not opt.plan and opt.microbatch or nil,
   steps     = opt.steps, precision = opt.precision, seed = opt.seed,
   optimizer = optim.adamw { lr = optim.linear { peak = opt.lr, floor = 0, warmup = opt.warmup },

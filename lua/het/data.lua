@@ -152,6 +152,10 @@ define.object {
 function Corpus:cuts(context)
   local examples, cut, empty = unpack(self.native:cuts("train", context))
   if cut == 0 then return nil end
+  if empty == examples then
+    errors.usage("all %d examples of %s are longer than the %d tokens of the context, and what is left of them has "
+      .. "nothing to learn; a longer context is needed", examples, self.native.name, context)
+  end
   return ("%d of %d examples of %s have more than the %d tokens of the context: their ends are left out%s"):format(cut,
     examples, self.native.name, context, empty > 0 and (", and %d have nothing left to learn"):format(empty) or "")
 end

@@ -197,7 +197,8 @@ class Deaths(Case):
 
     def test_the_last_save_is_named(self):
         for victim in (0, RANKS - 1):
-            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--save=saved{victim}')
+            process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', f'--save=saved{victim}',
+                                 *(['--quiet'] if victim else []))
             children = self.wait_for_ranks(process, RANKS)
             self.until((self.folder / f'saved{victim}' / 'training.snapshot').exists, 'nothing was saved')
             os.kill(children[victim], signal.SIGKILL)
@@ -205,6 +206,16 @@ class Deaths(Case):
             self.assertEqual(process.returncode, 75, err)
             self.assertRegex(err, rf'(?m)saved{victim} holds a model of \d+ steps: --resume goes on with it$')
             self.hetrun('--workers', RANKS, 'lopsided.lua', '--spread', f'--save=saved{victim}', '--resume', '--steps=1')
+
+    def test_that_nothing_was_saved_is_said(self):
+        metrics = self.folder / 'nothing.jsonl'
+        process = self.start('--workers', RANKS, 'lopsided.lua', '--spread', '--steps=100000', '--quiet', f'--metrics={metrics}')
+        children = self.wait_for_ranks(process, RANKS)
+        self.until(lambda: metrics.exists() and metrics.stat().st_size > 0, 'no step was done')
+        os.kill(children[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 75, err)
+        self.assertRegex(err, r'nothing was saved of \d+ steps? \(set `save`\)\n')
 
     def test_a_stopped_rank_ends_all_within_the_timeout(self):
         def die(process, pid, _):

@@ -180,7 +180,7 @@ class Packing(unittest.TestCase):
                 ('text', 'path = "all.txt", tokenizer = "byte"', "packing of 'all.txt' needs 'ending', the token behind each document: the "
                  'tokenizer names none'),
                 ('text', 'path = "all.txt", tokenizer = "byte", ending = "k."', 'ending = "k." is 2 tokens; one token stands behind each'),
-                ('text', 'path = "all.txt", tokenizer = "byte", ending = "!"', "'all.txt' does not have the token 33, which stands behind"),
+                ('text', 'path = "all.txt", tokenizer = "byte", ending = "!"', "'all.txt' does not have the token 33, which 'ending' says stands behind"),
                 ('tokens', 'path = "all.bin"', 'as a number: there is no vocabulary that names one'),
                 ('tokens', 'path = "all.bin", ending = "."', 'ending = "." needs the vocabulary of \'all.bin\''),
                 ('tokens', 'path = "all.bin", ending = -1', 'data.tokens.ending = -1 is no token')):

@@ -289,6 +289,9 @@ return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + l
         self.assertLess(self.check(*words, '--steps=120', '--holdout=0.2', '--every=40')['validation_loss'], 0.2)
         packed = (*words[:-1], '--packing', '--context=64', '--batch=2', '--microbatch=1', '--steps=60', '--holdout=0.2', '--every=30')
         self.assertLess(self.check(*packed)['validation_loss'], 0.2)
+        short = self.hetrun(ROOT / 'recipes' / 'finetune.lua', *words[1:3], '--context=8', '--steps=2', code=2)
+        self.assertIn('all 38 examples of chats.jsonl are longer than the 8 tokens of the context, and what is left of them has nothing '
+                      'to learn; a longer context is needed', short.stderr)
         # Adapters of the model that says so, which learn another answer.
         (self.folder / 'others.jsonl').write_text((self.folder / 'chats.jsonl').read_text().replace('yes', 'sey'))
         adapted = ('finetune', '--model=runs/chat', '--data=others.jsonl', *words[3:-1], '--holdout=0.2', '--rank=8', '--save=runs/lora')

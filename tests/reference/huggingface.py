@@ -220,7 +220,7 @@ def check_language_part(hetrun, folder, make, rewrite):
     there = (their_logits(model) - our_logits(hetrun, folder, 'model')).abs().max().item()
     again, odd = saved_again(hetrun, folder, transformers.Gemma3ForCausalLM)
     done = subprocess.run([hetrun, '--trust', 'huggingface.lua', f'--vocab={VOCAB}'], cwd=folder, capture_output=True, text=True, check=False)
-    if 'model holds more than a language model, such as a vision tower, which is left out; a save is a gemma3_text' not in done.stderr:
+    if 'model holds more than a language model, such as a vision tower, which is left out; a saved model is a gemma3_text' not in done.stderr:
         raise RuntimeError(f'the run does not say what it leaves out: {done.stderr}')
     return {'into hetrun': there, 'and back': again}, odd
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 from families import PLANS, differences
-from huggingface import CASES, HERE, TOLERANCE, VOCAB, our_logits, spread, their_logits, torch
+from huggingface import CASES, HERE, TOLERANCE, VOCAB, gemma3_with_pictures, our_logits, spread, their_logits, torch
 from torch.nn.utils import parametrize
 
 try:
@@ -215,12 +215,37 @@ def check(hetrun, name, make, folder, **targets):
     return problem
 
 
+def check_language_part(hetrun, name, make, folder):
+    """Adapters of a folder that has a vision tower, too, whose layers have adapters in PEFT: those of the language model count."""
+    torch.manual_seed(5)
+    base = make()
+    spread(base)
+    base.save_pretrained(folder / 'model')
+    base.name_or_path = 'model'
+    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LLAMA))
+    model.peft_config['default'].base_model_name_or_path = 'model'
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if 'lora_' in key:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    model.save_pretrained(folder / 'adapter')
+    found = {'into hetrun': (their_logits(model) - our_logits(hetrun, folder, 'adapter')).abs().max().item()}
+    again = in_peft(folder, base, 'runs/again')
+    found['and back'] = (again - our_logits(hetrun, folder, 'runs/again')).abs().max().item()
+    names = safetensors.torch.load_file(folder / 'runs/again/adapter_model.safetensors')
+    odd = [key for key in names if not key.startswith('base_model.model.model.language_model.layers.')]
+    print(f'{name}: {found}')
+    return f'{found} {odd}' if odd or max(found.values()) >= TOLERANCE else None
+
+
 def main():
     hetrun = str(pathlib.Path(sys.argv[1]).resolve())
     failed = 0
     cases = {name: (check, name) for name in TARGETS} | {f'experts of {name}': (check_experts, name) for name in EXPERTS}
     cases |= {f'parameters of {name}': (check_parameters, name) for name in PARAMETERS}
     cases |= {f'ranks of {name}': (check_patterns, name) for name in PATTERNS}
+    cases['gemma3 with pictures'] = (check_language_part, 'gemma3 with pictures')
+    makers = {**CASES, 'gemma3 with pictures': gemma3_with_pictures}
     for shown, (function, name) in cases.items():
         if sys.argv[2:] and not any(shown.startswith(word) for word in sys.argv[2:]):
             continue
@@ -230,7 +255,7 @@ def main():
             (folder / 'tokens.bin').write_bytes(struct.pack(f'<{len(ids)}H', *ids))
             (folder / 'huggingface.lua').write_text((HERE / 'huggingface.lua').read_text())
             try:
-                problem = function(hetrun, name, CASES[name], folder)
+                problem = function(hetrun, name, makers[name], folder)
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 problem = str(error)
         if problem:

@@ -50,4 +50,45 @@ function nested.tensors(stored)
   return found and own or stored
 end
 
+-- The same of adapters, as PEFT names them.
+local of_adapters = {
+  { "^base_model%.model%.model%.language_model%.", "base_model.model.model." },
+  { "^base_model%.model%.language_model%.", "base_model.model." },
+}
+
+--- The adapters of the language model, by the names that they have of it alone; those of a vision tower are left out.
+-- All of them where none is of such a folder.
+-- @tparam table stored by name
+function nested.adapters(stored)
+  local own, found = {}, false
+  for name, tensor in pairs(stored) do
+    for _, prefix in ipairs(of_adapters) do
+      local short, count = name:gsub(prefix[1], prefix[2])
+      if count > 0 then
+        own[short], found = tensor, true
+        break
+      end
+    end
+  end
+  return found and own or stored
+end
+
+--- The adapters of a language model by the names that they have in such a folder.
+-- @tparam table tensors by name
+function nested.whole_adapters(tensors)
+  local whole = {}
+  for name, tensor in pairs(tensors) do
+    whole[(name:gsub("^base_model%.model%.model%.", "base_model.model.model.language_model."))] = tensor
+  end
+  return whole
+end
+
+--- The layers with these ends of names in the language model of such a folder alone, as a regular expression of PEFT.
+-- @tparam {string,...} targets
+function nested.whole_targets(targets)
+  local ends = {}
+  for i, name in ipairs(targets) do ends[i] = name:gsub("%.", "\\.") end
+  return (".*\\.language_model\\.(.*\\.)?(%s)"):format(table.concat(ends, "|"))
+end
+
 return nested

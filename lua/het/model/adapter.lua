@@ -5,6 +5,7 @@ local access = require "het.sandbox.access"
 local errors = require "het.errors"
 local families = require "het.families"
 local layer_adapter = require "het.nn.adapter"
+local nested = require "het.families.nested"
 local op = require "het.op"
 local tensors_of = require "het.families.tensors"
 local text = require "het.text"
@@ -67,6 +68,11 @@ local function by_layer(places)
   return list
 end
 
+-- Is its base model a part of what its folder holds? PEFT loads all of that, where names begin otherwise.
+local function is_part(model)
+  return rawget(model, "base_folder") ~= nil and rawget(model.lora.base, "left_out") ~= nil
+end
+
 --- The tensors of a model's adapters under PEFT's names.
 -- @param model what nn.lora made
 -- @param state what has read(name)
@@ -113,7 +119,7 @@ function adapter.tensors(model, state)
     elseif group[1].experts then push_of_experts(group[1])
     else push(group) end
   end
-  return result
+  return is_part(model) and nested.whole_adapters(result) or result
 end
 
 -- What the layers have whose rank or alpha differs from the default, by whole names: after "^" a name is not the end of
@@ -133,11 +139,13 @@ end
 --- What adapter_config.json says of a model's adapters.
 function adapter.config(model)
   local lora, family = model.lora, families.of(model)
+  local targets = #lora.targets > 0 and lora.targets or native.null
   return {
     peft_type = "LORA", task_type = family and family.name ~= "bert" and "CAUSAL_LM" or native.null,
     base_model_name_or_path = rawget(model, "base_folder") or native.null, r = lora.rank, lora_alpha = lora.alpha,
     rank_pattern = pattern_of(lora, "rank"), alpha_pattern = pattern_of(lora, "alpha"),
-    lora_dropout = lora.dropout, target_modules = #lora.targets > 0 and lora.targets or native.null,
+    lora_dropout = lora.dropout,
+    target_modules = is_part(model) and targets ~= native.null and nested.whole_targets(targets) or targets,
     target_parameters = lora.parameters or native.null, bias = "none", inference_mode = true,
     fan_in_fan_out = family ~= nil and family.name == "gpt2", init_lora_weights = true, use_rslora = false,
     use_dora = false, modules_to_save = native.null,
@@ -286,7 +294,8 @@ function adapter.open(folder)
     errors.usage("%s has an %s, but no %s", folder, adapter.config_file, adapter.tensors_file)
   end
   access.check(path)
-  return native.safetensors_open(path)
+  local stored, metadata = native.safetensors_open(path)
+  return nested.adapters(stored), metadata
 end
 
 -- Does a file hold it beside the adapters of a classifier? PEFT writes the classifier's weights and the table of tokens

@@ -244,8 +244,8 @@ local function config_text(model, vocabulary, precision)
   return families.config_text(config)
 end
 
--- The tensors of a model without adapters as they are saved in a precision, and its config.json. No model: one of a
--- recipe's own layers.
+-- The tensors of a model without adapters as they are saved in a precision, its config.json, and the precision that
+-- they have. No model: one of a recipe's own layers.
 local function model_of(model, state, vocabulary, precision)
   local family = model and families.of(model)
   local tensors = {}
@@ -257,7 +257,7 @@ local function model_of(model, state, vocabulary, precision)
     end
   end
   local converted, used = stored_as.converted(tensors, precision)
-  return converted, config_text(model, vocabulary, used)
+  return converted, config_text(model, vocabulary, used), used
 end
 
 -- The files of a model's weights and configuration, by name.
@@ -403,7 +403,7 @@ end
 -- @param state what has names() and read(name), of the model with its adapters
 -- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
 -- @string[opt] precision of the weights (default: that of the base model's folder)
--- @treturn string the precision
+-- @treturn string the precision that they have: f32 where they do not fit in f16
 function files.save_merged(folder, model, state, vocabulary, precision)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   local base, weights = model.lora.base, state
@@ -417,9 +417,9 @@ function files.save_merged(folder, model, state, vocabulary, precision)
   local merged = adapter.merged(model, weights)
   vocabulary = vocabulary or rawget(model, "saved_vocabulary")
   precision = precision or rawget(base, "found_precision") or "f32"
-  local tensors, config = model_of(families.of(base) and base or nil, merged, vocabulary, precision)
+  local tensors, config, used = model_of(families.of(base) and base or nil, merged, vocabulary, precision)
   write_model(folder, tensors, config, vocabulary, config_found(base, vocabulary))
-  return precision
+  return used
 end
 
 --- The vocabulary saved in a folder, or made of its tokenizer.json, as JSON; nil when there is none.
@@ -544,11 +544,12 @@ function files.precision(folder)
 end
 
 --- The precision that the weights of a model are saved in: as they are in the folder that it was loaded from, or begins
--- with; f32 of a model from scratch.
+-- with; f32 of a model from scratch, and of new adapters.
 -- @param model the description, or a function
 -- @string[opt] from the folder that it begins with in place of that
 function files.precision_of_save(model, from)
-  if from then return files.precision(from) or "f32" end
+  local is_new = define.kind_of(model) == "layer" and rawget(model, "lora") and not (from and adapter.is_in(from))
+  if from and not is_new then return files.precision(from) or "f32" end
   return define.kind_of(model) == "layer" and rawget(model, "found_precision") or "f32"
 end
 
@@ -576,7 +577,7 @@ local function load_model(folder, options)
     rawset(model, "found_text", is_part and families.config_text(config)
       or native.read_text(place_of(folder, "config.json")))
     rawset(model, "left_out", is_part and ("%s holds more than a language model, such as a vision tower, which is "
-      .. "left out; a save is a %s"):format(folder, kind) or nil)
+      .. "left out; a saved model is a %s"):format(folder, kind) or nil)
     local vocabulary = files.vocabulary(folder)
     rawset(model, "saved_vocabulary", vocabulary)
     rawset(model, "ends", tokenizer.ends(vocabulary, config, folder))

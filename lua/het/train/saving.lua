@@ -203,8 +203,12 @@ end
 function saving.say_kept(run)
   local folder = run.arguments.save
   local held = folder and run.wrote[real(folder)] and files.held(folder)
-  if not held or not held.training or native.settings.quiet then return end
-  native.write("stderr", ("%s holds %s: --resume goes on with it\n"):format(folder, files.describe_held(held)))
+  if held and held.training then
+    native.write("stderr", ("%s holds %s: --resume goes on with it\n"):format(folder, files.describe_held(held)))
+  elseif not folder and not run.snapshots and not run.member then
+    native.write("stderr", ("nothing was saved of %d %s (set `save`)\n"):format(run.step, run.step == 1 and "step"
+      or "steps"))
+  end
 end
 
 --- Raise where run:save would replace what is not to be replaced.
