@@ -161,10 +161,9 @@ void push_restored(lua_State* L, const Restored& restored) {
 }
 
 // cluster or nil, state, program, frozen executor or nil, snapshots or nil, {step_seconds, host, bandwidth}:
-// every rank
-// has of its state exactly what its program needs, from whichever ranks have it, or from snapshots. All ranks
-// call it at the same place. Returns {step, generation, finished, moved_bytes, damaged}, and of a state that
-// comes from snapshots {about, bytes by tier}; nil: there is none.
+// every rank has of its state exactly what its program needs, from whichever ranks have it, or from
+// snapshots. All ranks call it at the same place. Returns {step, generation, finished, moved_bytes, damaged},
+// and of a state that comes from snapshots {about, bytes by tier}; nil: there is none.
 int restore_state(lua_State* L) {
   Communicator* world = world_of(L, 1);
   std::shared_ptr<Communicator> alone;

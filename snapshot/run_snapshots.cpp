@@ -48,10 +48,8 @@ std::vector<SnapshotPart> parts_of(const std::shared_ptr<StateCopy>& copy,
   return written;
 }
 
-int64_t bytes_of(const std::vector<StatePart>& parts) {
-  int64_t bytes = 0;
-  for (const StatePart& part : parts) bytes += part.slice.elements() * bytes_of(part.tensor.type.dtype);
-  return bytes;
+int64_t bytes_of(const StatePart& part) {
+  return part.slice.elements() * het::bytes_of(part.tensor.type.dtype);
 }
 
 void make_private_folder(const std::string& path) {
@@ -150,8 +148,7 @@ std::vector<ReplicaPeer> RunSnapshots::share_memory(const std::vector<std::vecto
   if (!is_scarce_) return peers;
   for (size_t r = 0; r < peers.size(); ++r) {
     int64_t bytes = 0;
-    for (const WrittenPart& each : written[r])
-      bytes += each.part.slice.elements() * het::bytes_of(each.part.tensor.type.dtype);
+    for (const WrittenPart& each : written[r]) bytes += bytes_of(each.part);
     bytes *= static_cast<int64_t>(std::tuple_size_v<decltype(slots_)>);
     if (static_cast<int>(r) == rank_) memory_.own_bytes = bytes;
     if (peers[r].free_bytes == 0) continue;
@@ -298,7 +295,8 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           if (!parts.empty()) {
             make_folder(folder);
             const Path path = snapshot_path(folder, manifest);
-            const int64_t bytes = bytes_of(parts);
+            int64_t bytes = 0;
+            for (const StatePart& part : parts) bytes += bytes_of(part);
             {
               RateMeter::Transfer writing(self->tiers_.written(Tier::disk));
               write_snapshot(path, manifest, parts_of(copy, parts));

@@ -91,18 +91,12 @@ class LinkEnd {
 };
 
 // Who is with `place` in a round of a tournament of so many; itself: it stands by. (The circle method: the
-// last place stays, the others move on by one.)
+// last of an even number stays, and two others meet where their places add up to twice the round.)
 int partner_of(int place, int round, int places) {
-  const int even = places + places % 2, moving = even - 1;
-  const auto at = [&](int seat) { return seat == moving ? moving : (seat + round) % moving; };
-  for (int seat = 0; seat < even / 2; ++seat) {
-    const int a = at(seat == 0 ? moving : seat), b = at(seat == 0 ? 0 : moving - seat);
-    if (a != place && b != place) continue;
-    const int partner = a == place ? b : a;
-    return partner < places ? partner : place;
-  }
-  HET_REQUIRE(false, place, round, places);
-  return place;
+  const int last = places + places % 2 - 1;
+  const int other = place == last ? round % last : (2 * round + last - place) % last;
+  const int partner = other == place ? last : other;
+  return partner < places ? partner : place;
 }
 
 }  // namespace

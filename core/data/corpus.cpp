@@ -336,7 +336,7 @@ std::shared_ptr<const Corpus> Corpus::from_tokens(const TokenCorpusOptions& opti
                  8 * tokens.width, files->front().file->path(), 8 * files->front().width);
     corpus->add_piece(tokens.data, tokens.count, tokens.width);
     ++corpus->files_;
-    if (options.documents.packing) documents.push_back(indexed_documents(where));
+    if (options.documents.packing) documents.push_back(indexed_documents(tokens));
     if (options.vocabulary != 0 || !options.tokenizer.is_null() || !options.tokenizer_kind.empty()) continue;
     uint32_t greatest = 0;
     for (int64_t i = 0; i < tokens.count; ++i)

@@ -194,8 +194,8 @@ struct TokenCut {
 // text are laid over what those of `before` say: a token may have no character there, as a "▁" that a
 // normalizer has put before a line break, which begins another token.
 TokenCut cut_in(const Tokenizer& tokenizer, std::span<const int32_t> ids, std::span<const int32_t> before) {
-  constexpr size_t kContext =
-      8;  // tokens that are decoded with it: what a decoder strips stands at its beginning
+  // Tokens that are decoded with it: what a decoder strips stands at its beginning.
+  constexpr size_t kContext = 8;
   const size_t most = std::min(before.size(), ids.size());
   const auto same = static_cast<size_t>(
       std::mismatch(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(most), ids.begin()).first -

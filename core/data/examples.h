@@ -45,8 +45,7 @@ struct EncodedExample {
 };
 
 // A token counts when any of its characters stands in what counts, as return_assistant_tokens_mask of
-// transformers has it. Throws
-// Error(usage) when nothing counts but the first token, which nothing predicts.
+// transformers has it. Throws Error(usage) when nothing counts but the first token, which nothing predicts.
 EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& example);
 
 }  // namespace het

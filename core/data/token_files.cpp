@@ -75,9 +75,9 @@ TokenFile tokens_in(const MappedFile& file, int raw_width) {
 // where each begins in the tokens, in bytes, and the first sequence of each document (int64).
 struct MegatronIndex {
   static constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
-  static constexpr int64_t kHeader = 34;
-  int width = 0;  // bytes of a token
-  int64_t sequences = 0, documents = 0, tokens = 0;
+  static constexpr int64_t kHeader = 34, kSequencesAt = 18, kDocumentsAt = 26;  // how many there are (uint64)
+  int width = 0;                                                                // bytes of a token
+  int64_t tokens = 0;
 };
 
 template <typename T>
@@ -87,28 +87,27 @@ T value_at(const MappedFile& file, int64_t offset) {
   return value;
 }
 
-MegatronIndex read_index(const Path& path) {
-  const MappedFile file(path);
-  const auto damaged = [&](std::string_view why) { fail_usage("'{}' is damaged: {}", path.text, why); };
+MegatronIndex read_index(const MappedFile& file) {
+  const std::string& path = file.path();
+  const auto damaged = [&](std::string_view why) { fail_usage("'{}' is damaged: {}", path, why); };
   if (!file.text().starts_with(MegatronIndex::kMagic) || file.bytes() < MegatronIndex::kHeader)
-    fail_usage("'{}' is no index of Megatron's: it does not begin with MMIDIDX", path.text);
+    fail_usage("'{}' is no index of Megatron's: it does not begin with MMIDIDX", path);
   if (const auto version = value_at<uint64_t>(file, 9); version != 1)
-    fail_usage("'{}' is a Megatron index of version {}; version 1 is read", path.text, version);
+    fail_usage("'{}' is a Megatron index of version {}; version 1 is read", path, version);
   const auto type = value_at<uint8_t>(file, 17);
   if (type != 4 && type != 8)
     fail_usage(
         "'{}' says that its tokens are of type {}; 4 (int32) and 8 (uint16) are read, as Megatron's "
         "preprocess_data.py writes "
         "them",
-        path.text, type);
+        path, type);
   MegatronIndex index{.width = type == 8 ? 2 : 4};
-  const auto sequences = value_at<uint64_t>(file, 18), documents = value_at<uint64_t>(file, 26);
+  const auto sequences = value_at<uint64_t>(file, MegatronIndex::kSequencesAt),
+             documents = value_at<uint64_t>(file, MegatronIndex::kDocumentsAt);
   const auto rest = static_cast<uint64_t>(file.bytes() - MegatronIndex::kHeader);
   if (sequences > rest / 12 || documents > rest / 8 || rest < 12 * sequences + 8 * documents)
     damaged("it ends before its last entry");
   const auto count = static_cast<int64_t>(sequences);
-  index.sequences = count;
-  index.documents = static_cast<int64_t>(documents);
   for (int64_t i = 0; i < count; ++i) {
     const auto length = value_at<int32_t>(file, MegatronIndex::kHeader + 4 * i);
     const auto begin = value_at<int64_t>(file, MegatronIndex::kHeader + 4 * count + 8 * i);
@@ -125,22 +124,19 @@ Path with_ending(const Path& bin, std::string_view ending) {
   return bin.with(bin.text.substr(0, bin.text.size() - 4) + std::string(ending));
 }
 
-TokenFile megatron_tokens(const MappedFile& file, const Path& index_path) {
-  const MegatronIndex index = read_index(index_path);
+TokenFile megatron_tokens(const MappedFile& file, const MappedFile& index_file) {
+  const MegatronIndex index = read_index(index_file);
   if (index.tokens * index.width != file.bytes())
     fail_usage("'{}' has {} bytes, its index {} tokens of {} bytes", file.path(), file.bytes(), index.tokens,
                index.width);
   return {nullptr, file.data(), index.tokens, index.width};
 }
 
-}  // namespace
-
-namespace {
-
-std::optional<Path> index_of(const Path& path) {
-  if (!path.text.ends_with(".bin")) return std::nullopt;
-  Path index = with_ending(path, ".idx");
-  return kind_of(index) == FileKind::file ? std::optional(std::move(index)) : std::nullopt;
+// Of the file with this path; null: it has none.
+std::shared_ptr<const MappedFile> index_of(const Path& path) {
+  if (!path.text.ends_with(".bin")) return nullptr;
+  const Path index = with_ending(path, ".idx");
+  return kind_of(index) == FileKind::file ? std::make_shared<const MappedFile>(index) : nullptr;
 }
 
 }  // namespace
@@ -148,28 +144,29 @@ std::optional<Path> index_of(const Path& path) {
 TokenFile open_tokens(const Path& path, int raw_width) {
   auto file = std::make_shared<const MappedFile>(path);
   if (file->bytes() == 0) fail_usage("'{}' is empty: there is nothing to train on", path.text);
-  const std::optional<Path> index = index_of(path);
+  auto index = index_of(path);
   TokenFile tokens = index ? megatron_tokens(*file, *index) : tokens_in(*file, raw_width);
   tokens.file = std::move(file);
+  tokens.index = std::move(index);
   return tokens;
 }
 
-std::vector<int64_t> indexed_documents(const Path& path) {
-  const std::optional<Path> index_path = index_of(path);
-  if (!index_path) return {};
-  const MegatronIndex index = read_index(*index_path);
-  const MappedFile file(*index_path);
-  const int64_t pointers = MegatronIndex::kHeader + 4 * index.sequences;
+std::vector<int64_t> indexed_documents(const TokenFile& tokens) {
+  if (tokens.index == nullptr) return {};
+  const MappedFile& file = *tokens.index;
+  const auto sequences = value_at<int64_t>(file, MegatronIndex::kSequencesAt),
+             documents = value_at<int64_t>(file, MegatronIndex::kDocumentsAt);
+  const int64_t pointers = MegatronIndex::kHeader + 4 * sequences;
   std::vector<int64_t> begins;
   int64_t before = 0;
-  for (int64_t d = 0; d < index.documents; ++d) {
-    const auto first = value_at<int64_t>(file, pointers + 8 * index.sequences + 8 * d);
-    if (first < before || first > index.sequences)
+  for (int64_t d = 0; d < documents; ++d) {
+    const auto first = value_at<int64_t>(file, pointers + 8 * sequences + 8 * d);
+    if (first < before || first > sequences)
       fail_usage("'{}' is damaged: document {} begins with sequence {} of {}, the one before it with {}",
-                 index_path->text, d, first, index.sequences, before);
+                 file.path(), d, first, sequences, before);
     before = first;
-    begins.push_back(first == index.sequences ? index.tokens
-                                              : value_at<int64_t>(file, pointers + 8 * first) / index.width);
+    begins.push_back(first == sequences ? tokens.count
+                                        : value_at<int64_t>(file, pointers + 8 * first) / tokens.width);
   }
   return begins;
 }

@@ -21,8 +21,7 @@ class Fitter {
   }
 
   std::optional<Fitting> run(const ShardingProgram& start, const ProgramsTime& time) {
-    price_where_short(time);
-    second_per_byte_ = std::max(time.seconds, 1e-9) / most_bytes(time);
+    begin(time);
     const Shares roomier = roomy(start, time);
     find_price(start.shares);
     if (roomier != start.shares) find_price(roomier);
@@ -32,8 +31,7 @@ class Fitter {
   // The program for the highest price; with more kinds that have one, and shares that leave room, as long as
   // that lacks less.
   Fitting least_lacking(const ShardingProgram& start, const ProgramsTime& time) {
-    price_where_short(time);
-    second_per_byte_ = std::max(time.seconds, 1e-9) / most_bytes(time);
+    begin(time);
     Fitting best{synthesised(costs_, start), time, to_plan(request_, start)};
     Shares shares = roomy(start, time);
     constexpr int kMostTurns = 3;
@@ -51,10 +49,12 @@ class Fitter {
  private:
   static constexpr double kMostPrice = 1e4;  // of all that a device has, in steps
 
-  static double most_bytes(const ProgramsTime& time) {
-    double most = 1;
-    for (const ProgramUse& rank : time.ranks) most = std::max(most, rank.memory_bytes);
-    return most;
+  // What lacks memory where the fastest program runs so, and what a price is a part of.
+  void begin(const ProgramsTime& time) {
+    price_where_short(time);
+    double most_bytes = 1;
+    for (const ProgramUse& rank : time.ranks) most_bytes = std::max(most_bytes, rank.memory_bytes);
+    second_per_byte_ = std::max(time.seconds, 1e-9) / most_bytes;
   }
 
   // A byte costs what makes all that a device has cost a part of the step: more and more of it, until

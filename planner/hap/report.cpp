@@ -443,10 +443,9 @@ std::string to_text(const Report& report) {
   else if (!report.is_cut)
     text += fmt::format(
         "\nnothing is cut: every device runs the whole model on the whole batch, as one device alone would{}",
-        report.plan.unlike_devices
-            ? "; they differ in type and take the same gradients, of which each gives a part"
-        : report.parts.norms > 0 ? "; they exchange only norms and losses"
-                                 : "");
+        report.plan.unlike_devices ? "; they differ in type and take the same gradients: each gives a part"
+        : report.parts.norms > 0   ? "; they exchange only norms and losses"
+                                   : "");
   if (!report.too_large.empty()) text += fmt::format("\n{}", report.too_large);
   text +=
       fmt::format("\na step on {}, slowest in compute: {}", report.slowest, planner::to_text(report.parts));

@@ -34,7 +34,7 @@ struct RowUpdateQuestions {
 std::map<ValueId, RowUpdate> row_updates(const Graph& graph, const RowUpdateQuestions& ask);
 
 // Whether all devices make the same bits of the same gradients: every parameter is updated by an operator
-// that does (AdamW, SGD: kernels/README.md), from a gradient of which nothing but sums is computed before.
+// that does (AdamW, SGD: kernels/README.md), and before it nothing but sums is computed of its gradient.
 bool updates_alike(const Graph& graph);
 
 // The parameters that a node of the update writes in place.

@@ -55,13 +55,14 @@ local function key(all, named, other_link)
 end
 
 -- Alike machines are one to a plan, whatever they are called and however fast their links were when they were measured;
--- another speed or number of ranks is not.
+-- another speed, zone or number of ranks is not.
 check(key { rank_on "a", rank_on "b" } == key { rank_on "b", rank_on "c" }, "names count")
 check(key({ rank_on "a", rank_on "b" }, true) ~= key({ rank_on "b", rank_on "c" }, true), "names do not count")
 check(key({ rank_on "a" }, false, { bandwidth = 1, latency = 1 }) == key { rank_on "a" }, "links count")
 check(key({ rank_on "a", rank_on "b" }, false, { bandwidth = 1e7, latency = 1e-4, of_host = { a = 1e9, b = 1e7 } })
   == key { rank_on "a", rank_on "b" }, "links of other machines count")
-for what, other in pairs { speed = rank_on("b", { f32 = 5e10 }), memory = rank_on("b", { memory = 2 ^ 30 }) } do
+for what, other in pairs { speed = rank_on("b", { f32 = 5e10 }), zone = rank_on("b", { zone = "z" }),
+  memory = rank_on("b", { memory = 2 ^ 30 }) } do
   check(key { rank_on "a", rank_on "b" } ~= key { rank_on "a", other }, "%s does not count", what)
 end
 check(key { rank_on "a", rank_on "b" } ~= key { rank_on "a", rank_on "a" }, "machines do not count")

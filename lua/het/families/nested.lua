@@ -33,45 +33,38 @@ function nested.language_of(config)
   return own
 end
 
--- How their names begin in such folders: as transformers wrote them first, and since version 4.52.
-local prefixes = { { "^language_model%.", "" }, { "^model%.language_model%.", "model." } }
+-- How their names begin in such folders, and alone: as transformers wrote them first, and since version 4.52.
+local of_tensors = { { "^language_model%.", "" }, { "^model%.language_model%.", "model." } }
+-- The same of adapters, as PEFT names them.
+local of_adapters = {
+  { "^base_model%.model%.language_model%.", "base_model.model." },
+  { "^base_model%.model%.model%.language_model%.", "base_model.model.model." },
+}
+
+-- Those whose names begin so, by the names that they have alone; nil where there are none.
+local function part_of(stored, prefixes)
+  local own = {}
+  for name, tensor in pairs(stored) do
+    for _, prefix in ipairs(prefixes) do
+      local short, count = name:gsub(prefix[1], prefix[2])
+      if count > 0 then own[short] = tensor end
+    end
+  end
+  return next(own) and own
+end
 
 --- The tensors of the language model, by its names; all of them where none is of such a folder.
 -- @tparam table stored by name
 function nested.tensors(stored)
-  local own, found = {}, false
-  for name, tensor in pairs(stored) do
-    for _, prefix in ipairs(prefixes) do
-      local short, count = name:gsub(prefix[1], prefix[2])
-      if count > 0 then own[short], found = tensor, true end
-    end
-  end
-  if found and stored["lm_head.weight"] then own["lm_head.weight"] = stored["lm_head.weight"] end
-  return found and own or stored
+  local own = part_of(stored, of_tensors)
+  if own then own["lm_head.weight"] = stored["lm_head.weight"] or own["lm_head.weight"] end
+  return own or stored
 end
-
--- The same of adapters, as PEFT names them.
-local of_adapters = {
-  { "^base_model%.model%.model%.language_model%.", "base_model.model.model." },
-  { "^base_model%.model%.language_model%.", "base_model.model." },
-}
 
 --- The adapters of the language model, by the names that they have of it alone; those of a vision tower are left out.
 -- All of them where none is of such a folder.
 -- @tparam table stored by name
-function nested.adapters(stored)
-  local own, found = {}, false
-  for name, tensor in pairs(stored) do
-    for _, prefix in ipairs(of_adapters) do
-      local short, count = name:gsub(prefix[1], prefix[2])
-      if count > 0 then
-        own[short], found = tensor, true
-        break
-      end
-    end
-  end
-  return found and own or stored
-end
+function nested.adapters(stored) return part_of(stored, of_adapters) or stored end
 
 --- The adapters of a language model by the names that they have in such a folder.
 -- @tparam table tensors by name

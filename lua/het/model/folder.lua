@@ -294,13 +294,16 @@ local function training_of(model, state)
   return tensors
 end
 
+local function remove(path)
+  if native.path_kind(path) == "file" then native.remove_file(path) end
+end
+
 -- A save that removes, when it is whole, the files of a tokenizer that an earlier one left and this one has not.
 local function leaving_none(saving, folder, contents)
   return { done = function() return saving:done() end, wait = function()
     saving:wait()
     for _, name in ipairs(tokenizer.files) do
-      local path = folder .. "/" .. name
-      if not contents[name] and native.path_kind(path) == "file" then native.remove_file(path) end
+      if not contents[name] then remove(folder .. "/" .. name) end
     end
   end }
 end
@@ -435,10 +438,7 @@ function files.keep_vocabulary(folder, vocabulary)
 end
 
 --- Remove the vocabulary beside the snapshots in a folder: they are of another run.
-function files.drop_vocabulary(folder)
-  local path = folder .. "/vocabulary.json"
-  if native.path_kind(path) == "file" then native.remove_file(path) end
-end
+function files.drop_vocabulary(folder) remove(folder .. "/vocabulary.json") end
 
 --- The snapshot of a saved run that can go on, opened; nil where the folder has none.
 function files.training(folder)
@@ -593,7 +593,8 @@ local function load_adapter(folder, options)
     errors.usage("the adapters in %s are of the model %s, which is no folder here; het.load(%q, { base = \"folder\" }) "
       .. "says where it is", folder, base, folder)
   end
-  local targets, whole = adapter.targets(folder, (adapter.open(folder))), load_model(base, options)
+  local stored = adapter.open(folder)
+  local targets, whole = adapter.targets(folder, stored), load_model(base, options)
   local places = define.is_unknown(whole) and {}
     or require("het.nn.lora").lora_places(whole, targets, config.parameters)
   local model = require("het.nn").lora { model = whole, rank = config.rank, alpha = config.alpha,
@@ -602,7 +603,7 @@ local function load_adapter(folder, options)
     dropout = config.dropout, targets = targets, parameters = config.parameters }
   if define.is_unknown(model) then return model end
   rawset(model, "folder", folder)
-  rawset(model, "found_precision", files.precision(folder))
+  rawset(model, "found_precision", stored_as.of(stored))
   rawset(model, "base_folder", base ~= folder and base or nil)
   local vocabulary = files.vocabulary(folder)
   if vocabulary then rawset(model, "saved_vocabulary", vocabulary) end

@@ -195,7 +195,7 @@ local function report(answer, given, title, drawn)
   end
   if native.settings.json then
     answer.events, answer.text, answer.fallbacks_text = nil, nil, nil
-    answer.step_seconds = answer.step_seconds or answer.feasible and answer.report.step_seconds or nil
+    answer.step_seconds = planning.step_seconds(answer)
     native.write("stdout", native.json_encode(answer) .. "\n")
   end
 end

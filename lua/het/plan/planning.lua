@@ -199,6 +199,11 @@ function planning.simulated_programs(run, cluster, plan, given)
   return answer
 end
 
+--- Seconds of a step as an answer of the planner's predicts them; nil where there is no answer, or nothing fits.
+function planning.step_seconds(answer)
+  return answer and (answer.step_seconds or answer.feasible and answer.report.step_seconds) or nil
+end
+
 -- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ: `text`
 -- begins with the program then, `report` stays that of the pipelines.
 local function better_of(run, cluster, answer, found)

@@ -41,7 +41,7 @@ end
 function ranks.describe(run)
   local device_name = run.device
   local is_gpu = peak.is_gpu(device_name)
-  local measures = is_gpu or (os.getenv "LOCAL_RANK" or "0") == "0"
+  local measures = is_gpu or together.is_first_of_machine()
   local own = figures_of(run, peak.device_of(device_name), measures)
   own.host, own.zone, own.price = native.host(), native.settings.zone or "", native.settings.price
   own.kind = is_gpu and "cuda" or "cpu"
@@ -181,7 +181,7 @@ function ranks.cluster_of(all, link)
         local host = #machines > 1 and machine.host or "here"
         node = { name = name_of(host, taken), type = type, devices = 0, price = 0,
           interfaces = #machines > 1 and 1 or nil,   -- what was measured is what all of a machine's ranks have
-          zone = class_of and class_of[machine.host] or machine.zone }
+          zone = class_of and class_of[machine.host] or machine.zone, machine_zone = machine.zone }
         by_type[type] = node
         nodes[#nodes + 1] = node
       end

@@ -41,7 +41,7 @@ function ahead.key(cluster, named)
     parts[#parts + 1] = ";"
   end
   for _, type in ipairs(cluster.types) do add(type, {}) end
-  -- Zones are of links, whose rates change: ahead.take compares these.
+  -- `zone` may be a class of links, whose rates change: ahead.take compares these.
   for _, node in ipairs(cluster.nodes) do add(node, { name = not named, zone = true }) end
   return table.concat(parts, " ")
 end
@@ -254,10 +254,7 @@ function ahead.speedup_by_joining(run)
   local joining = own and own.plans[own.joining or false]
   local here = joining and cluster and automatic and own.plans[ahead.key(cluster, automatic.fallbacks > 0)]
   if not here or not is_done(joining) then return nil end
-  local function seconds(answer)
-    return answer and answer.feasible and (answer.step_seconds or answer.report.step_seconds) or nil
-  end
-  local now, later = seconds(here.answer), seconds(joining.answer)
+  local now, later = planning.step_seconds(here.answer), planning.step_seconds(joining.answer)
   return now and later and now / later
 end
 

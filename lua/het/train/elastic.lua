@@ -24,23 +24,24 @@ local most_fruitless = 10
 --- Whether an error is the loss of another rank.
 function elastic.is_loss(problem) return select(2, errors.describe(problem)) == "peer" end
 
--- How many of `members` are not among `there`.
+-- Those of `members` that are not among `there`.
 local function missing_in(there, members)
-  local is_there, count = {}, 0
+  local is_there, missing = {}, {}
   for _, id in ipairs(there) do is_there[id] = true end
-  for _, id in ipairs(members) do count = count + (is_there[id] and 0 or 1) end
-  return count
+  for _, id in ipairs(members) do
+    if not is_there[id] then missing[#missing + 1] = id end
+  end
+  return missing
 end
 
 -- Why there is a new generation: as the roster says, but that ranks were not lost which all know to leave.
 local function reason_of(self, roster)
-  local is_there, all_left, any = {}, true, false
-  for _, id in ipairs(roster.members) do is_there[id] = true end
-  for _, id in ipairs(self.members or {}) do
-    if not is_there[id] then all_left, any = all_left and (self.leavers or {})[id] ~= nil, true end
+  local missing, leavers = missing_in(roster.members, self.members or {}), self.leavers or {}
+  for _, id in ipairs(missing) do
+    if not leavers[id] then return roster.reason end
   end
-  if not any or not all_left then return roster.reason end
-  local _, why = next(self.leavers)
+  if #missing == 0 then return roster.reason end
+  local _, why = next(leavers)
   return roster.reason:gsub(" is lost$", " has left"):gsub(" are lost$", " have left") .. ": " .. why
 end
 
@@ -135,7 +136,7 @@ end
 local function count_change(self, known, members, reached)
   local all = self.ledger
   all.changes = all.changes + 1
-  all.gone, all.came = all.gone + missing_in(members, known.members), all.came + missing_in(known.members, members)
+  all.gone, all.came = all.gone + #missing_in(members, known.members), all.came + #missing_in(known.members, members)
   all.steps_repeated = all.steps_repeated + math.max(0, reached - self.step)
 end
 
@@ -189,7 +190,7 @@ local function begin_session(self)
   local members = roster.members
   if self.members and self.cluster:rank() == 0 then native.speak_for_run() end   -- what a policy prints is seen
   self.plan, self.fallbacks = policy.plan(self, change_of(self, self.members and "changed" or "begin", {
-    lost = missing_in(members, self.members or members), joined = missing_in(self.members or members, members) }))
+    lost = #missing_in(members, self.members or members), joined = #missing_in(self.members or members, members) }))
   self.planned_at = native.clock()
   self.session = session.new(self, self.session)
   self.left_behind = false
@@ -426,7 +427,7 @@ local function go_on(self, reporter, problem)
     problem = why
   end
   local roster = self.cluster:roster()
-  local lost, joined = missing_in(roster.members, members), missing_in(members, roster.members)
+  local lost, joined = #missing_in(roster.members, members), #missing_in(members, roster.members)
   reporter:lead(self.rank == 0)
   reporter:generation { generation = roster.number, reason = self.change_reason, members = #roster.members,
     lost = lost, joined = joined, step = self.step,

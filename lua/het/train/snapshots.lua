@@ -29,9 +29,6 @@ end
 -- disks wear out.
 local least_on_disk = 30
 
--- Of the processes of this machine.
-local function is_first_here() return (os.getenv "LOCAL_RANK" or "0") == "0" end
-
 -- The native object of a run that takes any, before its first session.
 function snapshots.begin(run)
   local a = run.arguments.snapshot or {}
@@ -64,7 +61,7 @@ function snapshots.begin_state(run)
   local folder = (run.arguments.snapshot or {}).folder
   if folder and run.overwrite then
     native.snapshot_remove(folder)
-    if is_first_here() then files.drop_vocabulary(folder) end
+    if together.is_first_of_machine() then files.drop_vocabulary(folder) end
   end
   local store = (run.arguments.snapshot or {}).store
   if store and run.overwrite and run.rank == 0 then native.store_clear(store) end
@@ -153,7 +150,7 @@ end
 
 -- The first process of each machine keeps the vocabulary beside the snapshots.
 local function keep_vocabulary(run)
-  if run.vocabulary_kept or not is_first_here() then return end
+  if run.vocabulary_kept or not together.is_first_of_machine() then return end
   run.vocabulary_kept = true
   local vocabulary = run.arguments.data:vocabulary()
   if not vocabulary then return end

@@ -4,6 +4,9 @@ local errors = require "het.errors"
 
 local together = {}
 
+--- Whether this process is the first of those on its machine.
+function together.is_first_of_machine() return (os.getenv "LOCAL_RANK" or "0") == "0" end
+
 -- The error that all ranks raise, or nil: that of the first rank that has one, named unless all say the same.
 local function agreed(texts)
   local all = {}
