@@ -1,7 +1,6 @@
 // The one elementwise kernel: walks a PointwisePlan tile by tile. Every step is a loop over a tile that is in
 // the first-level cache, so memory is read and written once however long the program is.
-#include "kernels/cpu/elementwise.h"
-
+#include "kernels/cpu/gelu.h"
 #include "kernels/cpu/kernel.h"
 #include "kernels/cpu/pointwise.h"
 #include "kernels/wide.h"
@@ -30,17 +29,6 @@ void powers(const float* a, const float* b, float* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = ::powf(a[i], b[i]);
 }
 
-constexpr float kRootTwoOverPi = 0.797884561f, kCubic = 0.044715f;
-
-// (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its precision where tanh is near -1.
-HET_INLINE Vector gelu_tanh_factor(Vector a) {
-  return sigmoid((2.0f * kRootTwoOverPi) * (a + kCubic * (a * a * a)));
-}
-HET_INLINE Vector gelu_tanh_derivative(Vector a) {
-  const Vector s = gelu_tanh_factor(a);
-  const Vector inner = (2.0f * kRootTwoOverPi) * (1.0f + (3.0f * kCubic) * (a * a));
-  return s + a * s * (1.0f - s) * inner;
-}
 HET_INLINE Vector normal_distribution(Vector a) { return 0.5f + 0.5f * erf(a * 0.707106781f); }
 HET_INLINE Vector gelu_erf_derivative(Vector a) {
   return normal_distribution(a) + a * exp(a * a * -0.5f) * 0.398942280f;
@@ -87,10 +75,10 @@ void run_step(Pointwise code, const float* a, const float* b, float* to, float i
     case Pointwise::sigmoid: return unary(a, to, n, [](V x) { return sigmoid(x); });
     case Pointwise::relu: return unary(a, to, n, [=](V x) { return x <= zero ? zero : x; });
     case Pointwise::silu: return unary(a, to, n, [](V x) { return x * sigmoid(x); });
-    case Pointwise::gelu_tanh: return unary(a, to, n, [](V x) { return x * gelu_tanh_factor(x); });
+    case Pointwise::gelu_tanh: return unary(a, to, n, [](V x) { return gelu(x); });
     case Pointwise::gelu_erf: return unary(a, to, n, [](V x) { return x * normal_distribution(x); });
     case Pointwise::gelu_tanh_gradient:
-      return binary(a, b, to, n, [](V x, V dy) { return gelu_tanh_derivative(x) * dy; });
+      return binary(a, b, to, n, [](V x, V dy) { return gelu_derivative(x) * dy; });
     case Pointwise::gelu_erf_gradient:
       return binary(a, b, to, n, [](V x, V dy) { return gelu_erf_derivative(x) * dy; });
     case Pointwise::silu_gradient:
@@ -299,8 +287,6 @@ std::unique_ptr<Kernel> prepare_whole_cast(const PointwisePlan& plan) {
   });
 }
 
-}  // namespace
-
 std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
   const PointwisePlan plan = plan_pointwise(request);
   if (plan.wide) {
@@ -324,6 +310,8 @@ std::unique_ptr<Kernel> prepare_elementwise(const KernelRequest& request) {
       },
       parts * scratch * 4);
 }
+
+}  // namespace
 
 std::vector<KernelEntry> elementwise_kernels() {
   std::vector<KernelEntry> entries;

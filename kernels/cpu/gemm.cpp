@@ -70,12 +70,20 @@ HET_INLINE Range rows_of_tile(int64_t rows, int64_t tile) {
 // to[tile * kRows * terms + p * kRows + i].
 template <typename T>
 void pack_tiles(const T* a, int64_t stride, int64_t terms, int64_t rows, float* to) {
-  for (int64_t p = 0; p < terms; ++p, a += stride)
+  constexpr int64_t kTogether = 16;  // lines of A, which stay in the first-level cache from tile to tile
+  for (int64_t first = 0; first < terms; first += kTogether) {
+    const int64_t end = smaller(terms, first + kTogether);
     for (int64_t tile = 0; tile < blocks_of(rows, kRows); ++tile) {
       const Range share = rows_of_tile(rows, tile);
-      float* out = to + (tile * terms + p) * kRows - share.begin;
-      for (int64_t i = share.begin; i < share.end; ++i) out[i] = static_cast<float>(a[i]);
+      const T* from = a + first * stride + share.begin;
+      float* out = to + (tile * terms + first) * kRows;
+      int64_t p = first;
+      if (share.begin + kLanes <= rows)  // lanes beyond the tile are written over by the next line
+        for (; p + 1 < end; ++p, from += stride, out += kRows) store(out, load(from));
+      for (; p < end; ++p, from += stride, out += kRows)
+        for (int64_t i = 0; i < share.end - share.begin; ++i) out[i] = static_cast<float>(from[i]);
     }
+  }
 }
 
 // Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i], or
@@ -257,12 +265,17 @@ Gemm::Gemm(const GemmShape& shape, std::optional<bool> large_in_place) : shape_(
   workspace_bytes_ = packed_bytes_ + parts_ * part_bytes_;
 }
 
-void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const {
+void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace,
+               const Epilogue* epilogue) const {
   const GemmShape& s = shape_;
   if (s.m == 0 || s.n == 0) return;
-  if (few_rows_) return run_few_rows(a, b, c, bias);
+  if (few_rows_) {
+    run_few_rows(a, b, c, bias);
+    if (epilogue != nullptr) epilogue->run({0, s.m}, {0, s.n});
+    return;
+  }
 #if defined(__AMX_BF16__)
-  if (tiles_) return tiles_->run(a, b, c, bias, workspace);
+  if (tiles_) return tiles_->run(a, b, c, bias, workspace, epilogue);
 #endif
   auto* packed = reinterpret_cast<float*>(workspace);
   std::byte* own = workspace + packed_bytes_;
@@ -273,8 +286,9 @@ void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::by
         pack_b(b, first, share_of(blocks_of(columns, kPanel), parts_, part), columns, packed);
       });
     with_word(pairs_, [&]<typename Word>(Word) {
-      parallel_parts(parts_,
-                     [&](int64_t part) { multiply<Word>(a, b, c, bias, first, columns, packed, own, part); });
+      parallel_parts(parts_, [&](int64_t part) {
+        multiply<Word>(a, b, c, bias, first, columns, packed, own, part, epilogue);
+      });
     });
   }
 }
@@ -295,7 +309,7 @@ void Gemm::pack_b(const void* b, int64_t first, Range share, int64_t columns, fl
 // One thread's share of columns [first, first + columns) of C.
 template <typename Word>
 void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
-                    const float* packed, std::byte* own, int64_t part) const {
+                    const float* packed, std::byte* own, int64_t part, const Epilogue* epilogue) const {
   const GemmShape& s = shape_;
   auto* packed_a = reinterpret_cast<float*>(own + part * part_bytes_);
   float* scratch = packed_a + (a_in_place_ ? 0 : kBlockFloats);
@@ -371,6 +385,7 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
             store(out + r * s.c_row + j, load(scratch + r * scratch_row + j, lanes), lanes);
           });
       });
+    if (epilogue != nullptr) epilogue->run({i, i + count}, {first + left, first + left + width});
   }
 }
 

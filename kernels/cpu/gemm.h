@@ -32,6 +32,16 @@ struct GemmShape {
   int threads() const { return serial ? 1 : parts > 0 ? parts : thread_count(); }
 };
 
+// What is made of a part of C as soon as it is whole, by the thread that made it and while the part is in its
+// cache.
+class Epilogue {
+ public:
+  virtual void run(Range rows, Range columns) const = 0;
+
+ protected:
+  ~Epilogue() = default;
+};
+
 #if defined(__AMX_BF16__)
 // The product on matrix units.
 class TileProduct {
@@ -40,14 +50,15 @@ class TileProduct {
   explicit TileProduct(const GemmShape& shape);
 
   int64_t workspace_bytes() const { return b_bytes_ + threads_ * part_bytes_; }
-  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const;
+  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace,
+           const Epilogue* epilogue) const;
 
  private:
   template <typename T>
   void pack_panels(const T* b, Range columns, Range panels, bf16* packed) const;
   template <typename A, typename C>
   void multiply(const A* a, const bf16* packed, C* c, const float* bias, Range rows, Range columns,
-                Range panels, std::byte* own) const;
+                Range panels, std::byte* own, const Epilogue* epilogue) const;
 
   GemmShape shape_;
   int threads_ = 1;
@@ -69,14 +80,15 @@ class Gemm {
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
   // bias: f32[n] added to every row, or null.
-  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const;
+  void run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace,
+           const Epilogue* epilogue = nullptr) const;
 
  private:
   void run_few_rows(const void* a, const void* b, void* c, const float* bias) const;
   void pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const;
   template <typename Word>
   void multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
-                const float* packed, std::byte* own, int64_t part) const;
+                const float* packed, std::byte* own, int64_t part, const Epilogue* epilogue) const;
 
 #if defined(__AMX_BF16__)
   std::optional<TileProduct> tiles_;

@@ -61,7 +61,8 @@ TileProduct::TileProduct(const GemmShape& shape) : shape_(shape) {
   part_bytes_ = a_bytes_ + 4 * kTileBlockSums + (partial_ ? 4 * kBlockRows * columns_ : 0);
 }
 
-void TileProduct::run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace) const {
+void TileProduct::run(const void* a, const void* b, void* c, const float* bias, std::byte* workspace,
+                      const Epilogue* epilogue) const {
   const GemmShape& s = shape_;
   auto* packed = reinterpret_cast<bf16*>(workspace);
   for (int64_t first = 0; first < s.n; first += columns_) {
@@ -85,7 +86,7 @@ void TileProduct::run(const void* a, const void* b, void* c, const float* bias, 
       with_operand(s.a_type, [&](auto a_type) {
         with_type(s.c_type, [&](auto c_type) {
           multiply(static_cast<const decltype(a_type)*>(a), packed, static_cast<decltype(c_type)*>(c), bias,
-                   rows, columns, mine, own);
+                   rows, columns, mine, own, epilogue);
         });
       });
     });
@@ -107,7 +108,7 @@ void TileProduct::pack_panels(const T* b, Range columns, Range panels, bf16* pac
 // One thread's part of C: some rows of some panels.
 template <typename A, typename C>
 void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bias, Range rows, Range columns,
-                           Range panels, std::byte* own) const {
+                           Range panels, std::byte* own, const Epilogue* epilogue) const {
   const GemmShape& s = shape_;
   auto* left = reinterpret_cast<bf16*>(own);
   auto* sums = reinterpret_cast<float*>(own + a_bytes_);
@@ -152,6 +153,9 @@ void TileProduct::multiply(const A* a, const bf16* packed, C* c, const float* bi
         }
       }
     }
+    if (epilogue != nullptr && panels.begin < panels.end)
+      epilogue->run({top, top + count}, {columns.begin + panels.begin * kTileBlock,
+                                         smaller(columns.begin + panels.end * kTileBlock, columns.end)});
   }
 }
 

@@ -1,18 +1,65 @@
 // Matrix products: batched matmul, and linear layers with both their gradients.
 #include "core/base/parallel.h"
 #include "kernels/activation.h"
-#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/gelu.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/kernel.h"
 
 namespace het::cpu::HET_ISA {
 namespace {
 
-// The product with the request's activation, if it asks for one.
-std::unique_ptr<Kernel> activated(const KernelRequest& request, std::unique_ptr<Kernel> product) {
-  if (!is_activated(request)) return product;
-  const ActivationCall call(request);
-  return with_activation(request, std::move(product), HET_VECTOR_ISA::prepare_elementwise(call.request()));
+// Result 0 from the product. function(a vector of the product, where it lies, its lanes)
+template <typename T, typename Function>
+class Activation final : public Epilogue {
+ public:
+  Activation(const T* made, T* result, int64_t width, const Function& function)
+      : made_(made), result_(result), width_(width), function_(function) {}
+  void run(Range rows, Range columns) const override {
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      const int64_t row = i * width_ + columns.begin;
+      for_lanes(columns.end - columns.begin, [&](int64_t j, auto lanes) {
+        const int64_t at = row + j;
+        store(result_ + at, function_(load(made_ + at, lanes), at, lanes), lanes);
+      });
+    }
+  }
+
+ private:
+  const T* made_;
+  T* result_;
+  int64_t width_;
+  Function function_;
+};
+
+// The product with GELU: it is kept as result 1 where it is wanted, else it lies where result 0 will.
+std::unique_ptr<Kernel> with_gelu(const KernelRequest& request, const Gemm& gemm, int64_t width) {
+  const bool bias = present(request.inputs, 2), keeps = present(request.outputs, 1);
+  return for_float(request, request.outputs[0].type.dtype, [&]<typename T>(T) {
+    return make_kernel(
+        [gemm, width, bias, keeps](const KernelArguments& a) {
+          T* const made = a.out<T>(keeps ? 1 : 0);
+          const Activation epilogue(made, a.out<T>(0), width,
+                                    [](Vector x, int64_t, auto) { return gelu(x); });
+          gemm.run(a.inputs[0], a.inputs[1], made, bias ? a.in<float>(2) : nullptr, a.workspace, &epilogue);
+        },
+        gemm.workspace_bytes());
+  });
+}
+
+// The gradient with that of GELU, whose operand is input 2.
+std::unique_ptr<Kernel> with_gelu_gradient(const KernelRequest& request, const Gemm& gemm, int64_t width) {
+  return for_float(request, request.outputs[0].type.dtype, [&]<typename T>(T) {
+    return make_kernel(
+        [gemm, width](const KernelArguments& a) {
+          T* const made = a.out<T>(0);
+          const Activation epilogue(made, made, width,
+                                    [before = a.in<T>(2)](Vector dy, int64_t at, auto lanes) {
+                                      return gelu_derivative(load(before + at, lanes)) * dy;
+                                    });
+          gemm.run(a.inputs[0], a.inputs[1], made, nullptr, a.workspace, &epilogue);
+        },
+        gemm.workspace_bytes());
+  });
 }
 
 // y[..., out] = x[..., in] weight[out, in]^T + bias
@@ -31,13 +78,12 @@ std::unique_ptr<Kernel> prepare_linear(const KernelRequest& request) {
   shape.b_col = shape.k;
   shape.c_row = shape.n;
   const Gemm gemm(shape);
-  const bool bias = present(request.inputs, 2);
-  return activated(request, make_kernel(
-                                [gemm, bias](const KernelArguments& a) {
-                                  gemm.run(a.inputs[0], a.inputs[1], a.outputs[0],
-                                           bias ? a.in<float>(2) : nullptr, a.workspace);
-                                },
-                                gemm.workspace_bytes()));
+  if (is_activated(request)) return with_gelu(request, gemm, shape.n);
+  return make_kernel(
+      [gemm, bias = present(request.inputs, 2)](const KernelArguments& a) {
+        gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], bias ? a.in<float>(2) : nullptr, a.workspace);
+      },
+      gemm.workspace_bytes());
 }
 
 // dx[..., in] = dy[..., out] weight[out, in]
@@ -55,11 +101,12 @@ std::unique_ptr<Kernel> prepare_input_gradient(const KernelRequest& request) {
   shape.b_row = shape.n;
   shape.c_row = shape.n;
   const Gemm gemm(shape);
-  return activated(request, make_kernel(
-                                [gemm](const KernelArguments& a) {
-                                  gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
-                                },
-                                gemm.workspace_bytes()));
+  if (is_activated(request)) return with_gelu_gradient(request, gemm, shape.n);
+  return make_kernel(
+      [gemm](const KernelArguments& a) {
+        gemm.run(a.inputs[0], a.inputs[1], a.outputs[0], nullptr, a.workspace);
+      },
+      gemm.workspace_bytes());
 }
 
 // sums[j] (+)= the sum of column j of matrix[rows, width] with lines of `stride` elements.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -38,7 +39,7 @@ HET_INLINE IntVector bits_of(Vector v) { return reinterpret_cast<IntVector>(v); 
 HET_INLINE Vector from_bits(IntVector v) { return reinterpret_cast<Vector>(v); }
 HET_INLINE Vector from_bits(WordVector v) { return reinterpret_cast<Vector>(v); }
 
-// How many lanes a load or store touches: all, or the first few at the end of a row.
+// How many lanes a load or store touches: all, or the first few, 0 to kLanes, at the end of a row.
 struct Full {};
 struct Tail {
   int count;
@@ -123,9 +124,17 @@ HET_INLINE void store(f16* p, Vector v, Full = {}) {
   std::memcpy(static_cast<void*>(p), &h, sizeof h);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// -1 in the first lanes, 0 in the others.
+HET_INLINE __m256i first_lanes(Tail tail) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(tail.count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
 HET_INLINE Vector load(const float* p, Tail tail) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Vector>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << tail.count) - 1), p));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Vector>(_mm256_maskload_ps(p, first_lanes(tail)));
 #else
   Vector v{};
   for (int i = 0; i < tail.count; ++i) v[i] = p[i];
@@ -135,6 +144,22 @@ HET_INLINE Vector load(const float* p, Tail tail) {
 HET_INLINE void store(float* p, Vector v, Tail tail) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << tail.count) - 1), reinterpret_cast<__m512>(v));
+#elif defined(__AVX2__)
+  // Four, two and one of them: stores by a mask take dozens of cycles on AMD's processors.
+  if (tail.count == kLanes) return store(p, v);
+  const __m256 all = reinterpret_cast<__m256>(v);
+  __m128 next = _mm256_castps256_ps128(all);
+  if (tail.count & 4) {
+    _mm_storeu_ps(p, next);
+    next = _mm256_extractf128_ps(all, 1);
+    p += 4;
+  }
+  if (tail.count & 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(p), next);
+    next = _mm_movehl_ps(next, next);
+    p += 2;
+  }
+  if (tail.count & 1) _mm_store_ss(p, next);
 #else
   for (int i = 0; i < tail.count; ++i) p[i] = v[i];
 #endif
@@ -143,6 +168,27 @@ HET_INLINE HalfVector load_halves(const void* p, Tail tail) {
 #if defined(__AVX512F__)
   return reinterpret_cast<HalfVector>(
       _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << tail.count) - 1), p));
+#elif defined(__AVX2__)
+  HalfVector h;
+  if (tail.count == kLanes) {
+    std::memcpy(&h, p, sizeof h);
+    return h;
+  }
+  const auto* from = static_cast<const std::byte*>(p);
+  uint64_t halves[2] = {}, rest = 0;  // four, and the others
+  if (tail.count & 4) {
+    std::memcpy(halves, from, 8);
+    from += 8;
+  }
+  if (tail.count & 1) std::memcpy(&rest, from + 2 * (tail.count & 2), 2);
+  if (tail.count & 2) {
+    uint32_t two;
+    std::memcpy(&two, from, 4);
+    rest = rest << 32 | two;
+  }
+  halves[tail.count / 4] = rest;
+  std::memcpy(&h, halves, sizeof h);
+  return h;
 #else
   HalfVector h{};
   const uint16_t* from = static_cast<const uint16_t*>(p);
@@ -153,6 +199,26 @@ HET_INLINE HalfVector load_halves(const void* p, Tail tail) {
 HET_INLINE void store_halves(void* p, HalfVector h, Tail tail) {
 #if defined(__AVX512F__)
   _mm256_mask_storeu_epi16(p, static_cast<__mmask16>((1u << tail.count) - 1), reinterpret_cast<__m256i>(h));
+#elif defined(__AVX2__)
+  auto* to = static_cast<std::byte*>(p);
+  if (tail.count == kLanes) {
+    std::memcpy(to, &h, sizeof h);
+    return;
+  }
+  uint64_t halves[2];
+  std::memcpy(halves, &h, sizeof halves);
+  uint64_t next = halves[0];
+  if (tail.count & 4) {
+    std::memcpy(to, &next, 8);
+    next = halves[1];
+    to += 8;
+  }
+  if (tail.count & 2) {
+    std::memcpy(to, &next, 4);
+    next >>= 32;
+    to += 4;
+  }
+  if (tail.count & 1) std::memcpy(to, &next, 2);
 #else
   uint16_t* to = static_cast<uint16_t*>(p);
   for (int i = 0; i < tail.count; ++i) to[i] = h[i];
@@ -225,18 +291,26 @@ HET_INLINE Vector sqrt(Vector x) {
 #endif
 }
 
+// NaN stays NaN.
+HET_INLINE Vector clamp(Vector x, float low, float high) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256 below = _mm256_min_ps(reinterpret_cast<__m256>(splat(high)), reinterpret_cast<__m256>(x));
+  return reinterpret_cast<Vector>(_mm256_max_ps(reinterpret_cast<__m256>(splat(low)), below));
+#else
+  x = x > high ? splat(high) : x;
+  return x < low ? splat(low) : x;
+#endif
+}
+
 HET_INLINE Vector absolute(Vector x) { return from_bits(bits_of(x) & 0x7fffffff); }
 HET_INLINE Vector with_sign_of(Vector magnitude, Vector sign) {
   return from_bits((bits_of(magnitude) & 0x7fffffff) | (bits_of(sign) & static_cast<int32_t>(0x80000000u)));
 }
 
-// x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r); times 2^n in two steps, so that results below the
-// least normal number are right too.
-HET_INLINE Vector exp(Vector x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  x = x > 89.0f ? splat(89.0f) : x;      // e^89 is beyond the largest f32, e^-104 below half the least
-  x = x < -104.0f ? splat(-104.0f) : x;
-  const Vector shifted = x * 1.44269504f + kRound;
+// x = n ln 2 + r, |r| <= ln 2 / 2: e^r = 1 + r + r^2 q(r), and n in the low bits of `shifted`.
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+HET_INLINE Vector exp_of_rest(Vector x, Vector& shifted) {
+  shifted = x * 1.44269504f + kRound;
   const Vector n = shifted - kRound;
   Vector r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
@@ -244,13 +318,32 @@ HET_INLINE Vector exp(Vector x) {
   q = q * r + 0.041668456f;
   q = q * r + 0.166665152f;
   q = q * r + 0.49999994f;
-  const Vector e = (q * (r * r) + r) + 1.0f;
+  return (q * (r * r) + r) + 1.0f;
+}
+
+// e^r times 2^n in two steps, so that results below the least normal number are right too.
+HET_INLINE Vector exp(Vector x) {
+  Vector shifted;  // e^89 is beyond the largest f32, e^-104 below half the least
+  const Vector e = exp_of_rest(clamp(x, -104.0f, 89.0f), shifted);
 #if defined(__AVX512F__)
-  return reinterpret_cast<Vector>(_mm512_scalef_ps(reinterpret_cast<__m512>(e), reinterpret_cast<__m512>(n)));
+  return reinterpret_cast<Vector>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(e), reinterpret_cast<__m512>(shifted - kRound)));
 #else
   const IntVector power = bits_of(shifted) - std::bit_cast<int32_t>(kRound);
   const IntVector half = power >> 1;
   return e * from_bits((half + 127) << 23) * from_bits((power - half + 127) << 23);
+#endif
+}
+
+// e^x of x from -87 to 87, and of what is beyond as of these: never below the least normal number.
+HET_INLINE Vector exp_normal(Vector x) {
+  Vector shifted;
+  const Vector e = exp_of_rest(clamp(x, -87.0f, 87.0f), shifted);
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(e), reinterpret_cast<__m512>(shifted - kRound)));
+#else
+  return from_bits(bits_of(e) + (bits_of(shifted) << 23));
 #endif
 }
 
