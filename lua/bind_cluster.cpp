@@ -62,8 +62,8 @@ std::optional<std::chrono::milliseconds> duration_setting(lua_State* L, const ch
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// {recipe, settings, data, device, memory, rendezvous, interface, secret_file, timeout, warn_after, run,
-// links, least, most, about}.
+// {recipe, settings, data, data_settings, device, memory, rendezvous, interface, secret_file, timeout,
+// warn_after, run, links, least, most, about}.
 JoinSettings settings_at(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   JoinSettings settings;
@@ -75,12 +75,13 @@ JoinSettings settings_at(lua_State* L) {
   settings.warn_after = duration_setting(L, "warn_after", "HETRUN_WARN_AFTER");
   settings.device = field<std::string>(L, 1, "device").value_or(settings.device);
   settings.device_memory = to_integer<int64_t>(field<double>(L, 1, "memory").value_or(0));
-  const auto digest_of = [&](const char* what) {
-    return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or("")));
+  const auto digest_of = [&](const char* what, const char* settings) {
+    return hex_of(hmac_sha256(what, field<std::string>(L, 1, what).value_or(""))) + '\n' +
+           field<std::string>(L, 1, settings).value_or("");
   };
   settings.about = field<std::string>(L, 1, "about").value_or("");
-  settings.recipe_digest = digest_of("recipe") + '\n' + field<std::string>(L, 1, "settings").value_or("");
-  settings.data_digest = digest_of("data");
+  settings.recipe_digest = digest_of("recipe", "settings");
+  settings.data_digest = digest_of("data", "data_settings");
   settings.links = links_at(L, 1);
   settings.least = field<int>(L, 1, "least").value_or(settings.least);
   settings.most = field<int>(L, 1, "most");

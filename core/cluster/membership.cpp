@@ -9,8 +9,8 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/cluster/digest.h"
 #include "core/cluster/lease.h"
-#include "core/cluster/recipe_digest.h"
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
 #include "core/comm/operations.h"
@@ -193,18 +193,18 @@ std::optional<Problem> problem_of(const RosterView& view) {
         fmt::format("{} {} {}, but {}, which came first, {} {}; all members need the same {}",
                     show(other.record.member), verb, theirs, show(first.record.member), verb, ours, same)};
   };
-  const auto with = [](const std::string& what) {  // a hash stands alone
-    return (what.find(' ') == what.npos ? "" : "with ") + what;
+  const auto has_other = [&](const Present& other, const char* what, const std::string& theirs,
+                             const std::string& ours) {
+    const DigestDifference unlike = difference_of(theirs, ours);
+    return differs(other, fmt::format("has the {} with", what), unlike.first, unlike.second, what);
   };
   for (const Present* other : order) {
     const MemberInfo &a = first.record.member, &b = other->record.member;
     if (a.version != b.version) return differs(*other, "runs hetrun", b.version, a.version, "version");
-    if (!same_recipe(a.recipe_digest, b.recipe_digest)) {
-      const RecipeDifference unlike = difference_of(b.recipe_digest, a.recipe_digest);
-      return differs(*other, "has the recipe", with(unlike.first), with(unlike.second), "recipe");
-    }
-    if (a.data_digest != b.data_digest)
-      return differs(*other, "has the data", b.data_digest, a.data_digest, "data");
+    if (!same_digest(a.recipe_digest, b.recipe_digest))
+      return has_other(*other, "recipe", b.recipe_digest, a.recipe_digest);
+    if (!same_digest(a.data_digest, b.data_digest))
+      return has_other(*other, "data", b.data_digest, a.data_digest);
     if (first.record.world_size != other->record.world_size)
       return differs(*other, "expects a world of", std::to_string(other->record.world_size),
                      std::to_string(first.record.world_size), "world size");

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/cluster/recipe_digest.h"
+#include "core/cluster/digest.h"
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
 
@@ -77,17 +77,16 @@ int64_t Member::lease() const {
 }
 
 void Member::check_alike(const MemberRecord& other) const {
-  const auto refuse = [&](const char* what) {
-    fail_usage("this process has another {} than the member of run '{}' on {}", what, options_.run,
-               other.host);
-  };
-  if (other.version != record_.version) refuse("version of hetrun");
-  if (!same_recipe(other.recipe_digest, record_.recipe_digest)) {
-    const RecipeDifference unlike = difference_of(record_.recipe_digest, other.recipe_digest);
-    fail_usage("this process has another recipe than the member of run '{}' on {}: {} here, {} there",
+  const auto refuse = [&](const char* what, const DigestDifference& unlike) {
+    fail_usage("this process has another {} than the member of run '{}' on {}: {} here, {} there", what,
                options_.run, other.host, unlike.first, unlike.second);
-  }
-  if (other.data_digest != record_.data_digest) refuse("data");
+  };
+  const auto compare = [&](const char* what, const std::string& own, const std::string& theirs) {
+    if (!same_digest(own, theirs)) refuse(what, difference_of(own, theirs));
+  };
+  if (other.version != record_.version) refuse("version of hetrun", {record_.version, other.version});
+  compare("recipe", record_.recipe_digest, other.recipe_digest);
+  compare("data", record_.data_digest, other.data_digest);
 }
 
 void Member::write_record() {

@@ -45,6 +45,29 @@ class Mistakes(Case):
             self.assertTrue(found, err)
             self.assertEqual({found[1]: found[2], found[3]: found[4]}, {'0': '10', '1': '11'})
 
+    def test_ranks_that_run_different_functions_or_data(self):
+        recipe = """local het = require "het"
+local corpus = het.data.text {{ path = "{text}", tokenizer = "byte" }}
+return het.train {{ model = het.nn.gpt {{ vocab = corpus.vocab, context = 8, width = 8, layers = 1, heads = 1 }},
+  data = corpus, batch = 2, steps = 1, optimizer = het.optim.adamw {{ lr = {lr} }} }}
+"""
+        (self.folder / 'short.txt').write_text('what is trained on, in few words. ' * 20)
+        rates = ['function(step) return 1e-3 / step end', 'function(step) return 1e-2 / step end']
+        for what, first, second, found in (
+                ('recipe', {'lr': rates[0]}, {'lr': rates[1]}, r'optimizer\.lr = a function \(hash \w+\)'),
+                ('data', {'text': 'text.txt'}, {'text': 'short.txt'}, r'tokens = \d+')):
+            with self.subTest(what=what):
+                where, ranks = self.at_rank_0(), []
+                for rank, settings in enumerate((first, second)):
+                    name = f'{what}{rank}.lua'
+                    (self.folder / name).write_text(recipe.format(**{'text': 'text.txt', 'lr': '1e-3', **settings}))
+                    ranks.append(self.start(name, WORLD_SIZE='2', RANK=str(rank), LOCAL_RANK=str(rank), **where))
+                for rank in ranks:
+                    _, err = rank.communicate(timeout=120)
+                    self.assertEqual(rank.returncode, 2, err)
+                    self.assertRegex(err, rf'has the {what} with {found}, but rank .*, which came first, has the {what} with '
+                                          rf'{found}; all members need the same {what}')
+
     def test_a_rank_0_that_is_not_there(self):
         where = self.at_rank_0()
         rank = self.start('lopsided.lua', '--timeout=1s', WORLD_SIZE='2', RANK='1', LOCAL_RANK='1', **where)

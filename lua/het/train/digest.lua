@@ -45,6 +45,8 @@ local function lines_of(fn)
   return table.concat(lines, "\n")
 end
 
+local function is_tensor(value) return type(value) == "userdata" and pcall(function() return value:numel() end) end
+
 local write
 
 local function write_table(value, out, seen)
@@ -69,7 +71,7 @@ function write(value, out, seen)
     out[#out + 1] = ("%q"):format(value)
   elseif kind == "function" then
     out[#out + 1] = lines_of(value)
-  elseif kind == "userdata" and pcall(function() return value:numel() end) then
+  elseif is_tensor(value) then
     out[#out + 1] = ("tensor %s %s %.0f"):format(value.dtype, text.shape(value.shape), digest.hash_of(value))
   elseif kind ~= "table" then
     out[#out + 1] = kind == "boolean" and tostring(value) or kind
@@ -109,12 +111,29 @@ function digest.of_recipe(a)
   return digest.text_of(compared)
 end
 
--- Settings as lines "name = value", numbers and words alone; of objects those that they were made with.
-local function list_settings(name, value, out, depth)
+local function hex(hash) return ("%x"):format(hash):sub(-8) end
+
+-- A value as messages show it: of functions, tensors and long texts what they are, and a hash of them; nil of others.
+local function shown(value)
   local kind = type(value)
-  if kind == "number" or kind == "boolean" or kind == "string" and #value <= 80 and not value:find "%c" then
-    out[#out + 1] = ("%s = %s"):format(name, kind == "string" and value or text.value(value))
-  elseif kind == "table" and depth < 4 then
+  if kind == "number" or kind == "boolean" then return text.value(value) end
+  if kind == "string" then
+    local is_short = #value <= 80 and not value:find "%c"
+    return is_short and value or ("a text of %d bytes (hash %s)"):format(#value, hex(native.hash(value)))
+  elseif kind == "function" then
+    return ("a function (hash %s)"):format(hex(native.hash(lines_of(value))))
+  elseif is_tensor(value) then
+    return ("a tensor %s %s (hash %s)"):format(value.dtype, text.shape(value.shape), hex(digest.hash_of(value)))
+  end
+  return nil
+end
+
+-- Settings as lines "name = value"; of objects those that they were made with.
+local function list_settings(name, value, out, depth)
+  local words = shown(value)
+  if words then
+    out[#out + 1] = ("%s = %s"):format(name, words)
+  elseif type(value) == "table" and depth < 4 then
     local inner = value
     if debug.getmetatable(value) ~= nil then inner = rawget(value, "arguments") end
     for _, key in ipairs(type(inner) == "table" and text.keys(inner) or {}) do
@@ -122,6 +141,8 @@ local function list_settings(name, value, out, depth)
     end
   end
 end
+
+local most_settings = 100   -- that ranks show each other
 
 --- What a message on ranks with different recipes chooses from: a line "name = value" for each setting.
 -- @tparam table a arguments of het.train
@@ -133,18 +154,32 @@ function digest.settings(a)
   for _, name in ipairs(text.keys(options.values())) do
     list_settings("--" .. name, options.values()[name], out, 1)
   end
-  return table.concat(out, "\n", 1, math.min(#out, 100))
+  return table.concat(out, "\n", 1, math.min(#out, most_settings))
+end
+
+-- What the ranks compare of the data, by name.
+local function compared_of(data)
+  if define.kind_of(data) == "pairs" then return data.arguments end
+  local compared = { objective = data.objective, vocab = data.vocab, tokens = data.tokens,
+    ["tokens, a hash of them"] = data.native.fingerprint }
+  for name, value in pairs(data.arguments) do
+    if not places[name] then compared[name] = value end
+  end
+  return compared
 end
 
 --- What the ranks compare of the data.
 -- @param data a corpus or pairs
 function digest.of_data(data)
-  if define.kind_of(data) == "pairs" then return digest.text_of(data) end
-  local compared = { objective = data.objective, vocab = data.vocab, contents = data.native.fingerprint }
-  for name, value in pairs(data.arguments) do
-    if not places[name] then compared[name] = value end
-  end
-  return digest.text_of(compared)
+  return digest.text_of(compared_of(data))
+end
+
+--- What a message on ranks with different data chooses from: a line "name = value" for each setting.
+function digest.data_settings(data)
+  local out = {}
+  local compared = compared_of(data)
+  for _, name in ipairs(text.keys(compared)) do list_settings(name, compared[name], out, 1) end
+  return table.concat(out, "\n", 1, math.min(#out, most_settings))
 end
 
 return digest

@@ -183,6 +183,7 @@ function meeting.join(self)
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
     recipe = digest.of_recipe(a), settings = digest.settings(a), data = digest.of_data(a.data),
+    data_settings = digest.data_settings(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
   fault.in_phase "start"

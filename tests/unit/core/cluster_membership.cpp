@@ -139,16 +139,17 @@ TEST_CASE("members that do not go together are refused by name, on every member"
        "members need "
        "the same version"},
       {"recipe", [](MemberInfo& m, JoinOptions&) { m.recipe_digest = "r2"; },
-       "rank 1 on beta has the recipe r2, but rank 0 on alpha, which came first, has the recipe r1; all "
+       "rank 1 on beta has the recipe with hash r2, but rank 0 on alpha, which came first, has the recipe "
+       "with hash r1; all "
        "members need "
        "the same recipe"},
       {"setting", [](MemberInfo& m, JoinOptions&) { m.recipe_digest = "r2\nbatch = 8\nsteps = 40"; },
        "rank 1 on beta has the recipe with batch = 8, but rank 0 on alpha, which came first, has the recipe "
        "with batch not set; all members need the same recipe"},
-      {"data", [](MemberInfo& m, JoinOptions&) { m.data_digest = "d2"; },
-       "rank 1 on beta has the data d2, but rank 0 on alpha, which came first, has the data d1; all members "
-       "need the "
-       "same data"},
+      {"data", [](MemberInfo& m, JoinOptions&) { m.data_digest = "d2\ntokens = 40"; },
+       "rank 1 on beta has the data with tokens = 40, but rank 0 on alpha, which came first, has the data "
+       "with "
+       "tokens not set; all members need the same data"},
       {"world size", [](MemberInfo&, JoinOptions& o) { o.world_size = 7; },
        "rank 1 on beta expects a world of 7, but rank 0 on alpha, which came first, expects a world of 3; "
        "all members "

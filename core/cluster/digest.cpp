@@ -1,6 +1,8 @@
-#include "core/cluster/recipe_digest.h"
+#include "core/cluster/digest.h"
 
 #include <map>
+
+#include <fmt/format.h>
 
 namespace het {
 namespace {
@@ -27,9 +29,9 @@ std::string show(std::string_view name, const std::map<std::string_view, std::st
 
 }  // namespace
 
-bool same_recipe(std::string_view a, std::string_view b) { return hash_of(a) == hash_of(b); }
+bool same_digest(std::string_view a, std::string_view b) { return hash_of(a) == hash_of(b); }
 
-RecipeDifference difference_of(std::string_view a, std::string_view b) {
+DigestDifference difference_of(std::string_view a, std::string_view b) {
   const auto first = settings_of(a), second = settings_of(b);
   auto names = first;
   names.insert(second.begin(), second.end());
@@ -38,7 +40,7 @@ RecipeDifference difference_of(std::string_view a, std::string_view b) {
     if (in_first == first.end() || in_second == second.end() || in_first->second != in_second->second)
       return {show(name, first), show(name, second)};
   }
-  return {std::string(hash_of(a)), std::string(hash_of(b))};
+  return {fmt::format("hash {}", hash_of(a)), fmt::format("hash {}", hash_of(b))};
 }
 
 }  // namespace het
