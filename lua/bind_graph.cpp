@@ -245,6 +245,13 @@ int graph_parameters(lua_State* L) {  // in order of declaration
   return 1;
 }
 
+std::vector<std::string> graph_buffers(GraphHandle& graph) {  // names of its states that are not trained
+  std::vector<std::string> names;
+  for (const Value& value : graph->graph.values)
+    if (value.role == Role::buffer) names.push_back(value.name);
+  return names;
+}
+
 std::vector<std::string> graph_layers(GraphHandle& graph) {
   std::vector<std::string> names;
   for (const Layer& layer : graph->graph.layers) names.push_back(layer.name);
@@ -442,14 +449,15 @@ int method_of(lua_State* L, std::string_view what, std::string_view name, std::v
 
 void add_graph(lua_State* L) {
   make_class<GraphHandle>(
-      L, {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
-          bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
-          bind<&graph_enter_layer>("enter_layer"), bind<&graph_push_scope>("push_scope"),
-          bind<&graph_pop_scope>("pop_scope"), bind<&graph_set_phase>("set_phase"),
-          bind<&graph_differentiate>("differentiate"), bind<&graph_gradients>("gradients"),
-          bind<&graph_join_classifiers>("join_classifiers"), bind<&graph_capture>("capture"),
-          bind<&graph_parameters>("parameters"), bind<&graph_layers>("layers"), bind<&graph_cost>("cost"),
-          bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
+      L,
+      {bind<&graph_input>("input"), bind<&graph_parameter>("parameter"), bind<&graph_buffer>("buffer"),
+       bind<&graph_output>("output"), bind<&graph_begin_layer>("begin_layer"),
+       bind<&graph_enter_layer>("enter_layer"), bind<&graph_push_scope>("push_scope"),
+       bind<&graph_pop_scope>("pop_scope"), bind<&graph_set_phase>("set_phase"),
+       bind<&graph_differentiate>("differentiate"), bind<&graph_gradients>("gradients"),
+       bind<&graph_join_classifiers>("join_classifiers"), bind<&graph_capture>("capture"),
+       bind<&graph_parameters>("parameters"), bind<&graph_buffers>("buffers"), bind<&graph_layers>("layers"),
+       bind<&graph_cost>("cost"), bind<&graph_verify>("verify"), bind<&graph_to_string>("__tostring")});
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.",
                 {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators"),

@@ -9,8 +9,13 @@ local op = require "het.op"
 
 local average = {}
 
+local moving_prefix = "ema."
+
+--- Whether a state is a moving average of `ema`; a run that begins to keep them goes on without.
+function average.is_moving(name) return name:sub(1, #moving_prefix) == moving_prefix end
+
 -- Of a run with `ema`: whether evaluations and saves have the averages; nil without.
-local function moving(a) return a.ema and { prefix = "ema.", evaluate = a.ema.evaluate, save = a.ema.save } end
+local function moving(a) return a.ema and { prefix = moving_prefix, evaluate = a.ema.evaluate, save = a.ema.save } end
 
 --- What a run averages: { prefix =, evaluate =, save = }, or nil. Of optimizers that average, it has also
 -- weight(state): w as a scalar, where state(name) is a number that they keep for the parameter.
@@ -44,7 +49,7 @@ end
 function average.update(graph, parameters, coefficient)
   local weight = graph:input("average_weight", "f32", {}, true)
   for _, parameter in ipairs(parameters) do
-    local state = graph:buffer("ema." .. parameter.name, "f32", parameter.shape)
+    local state = graph:buffer(moving_prefix .. parameter.name, "f32", parameter.shape)
     op.assign(state, mixed(state, parameter.value, weight), coefficient)
   end
 end

@@ -1,5 +1,6 @@
 --- What is kept of a run beside the tensors of its state, in saves and in snapshots alike, so that it goes on exactly.
 local native = require "het.native"
+local average = require "het.train.average"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
@@ -62,6 +63,19 @@ function record.require_alike(run, about, what, otherwise)
       about.seed, about.precision or "unknown", a.seed, a.precision, otherwise or "go on with the same")
   end
   packing.require_alike(run, about, what)
+end
+
+--- Refuse to go on from a save that lacks what the optimizer keeps: it would begin at zeros.
+-- @param graph the training graph
+function record.require_states(run, graph)
+  for _, name in ipairs(graph:buffers()) do
+    if not run.initial[name] and not average.is_moving(name) then
+      local a = run.arguments
+      errors.usage("the run saved in %s has no '%s', which optim.%s keeps: it had another optimizer, or trained other "
+        .. "parameters; go on with the same, or begin another run with its weights: from = \"%s\"", a.save, name,
+        a.optimizer.name, a.save)
+    end
+  end
 end
 
 return record
