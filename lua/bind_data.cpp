@@ -445,6 +445,11 @@ std::string tokenizer_decode(TokenizerHandle& tokenizer, std::vector<int32_t> id
 }
 std::vector<int32_t> tokenizer_prefix(TokenizerHandle& tokenizer) { return tokenizer->prefix(); }
 std::vector<int32_t> corpus_prefix(CorpusHandle& corpus) { return tokenizer_of(corpus).prefix(); }
+// Ids of tokens that are no text, such as <|im_start|>.
+std::vector<int32_t> tokenizer_special(TokenizerHandle& tokenizer) { return tokenizer->special_tokens().all; }
+std::vector<int32_t> corpus_special(CorpusHandle& corpus) {
+  return tokenizer_of(corpus).special_tokens().all;
+}
 // A conversation, {messages =, tools =, ...} or this as a JSON text, which keeps the order of members, as the
 // chat template of the tokenizer's folder writes it, or another one; with true as the second argument a reply
 // is asked for.
@@ -544,17 +549,18 @@ int64_t draw(Tensor& logits, double temperature, std::optional<int64_t> top_k, d
 void add_data(lua_State* L) {
   make_class<CorpusHandle>(
       L,
-      {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"), bind<&corpus_decode>("decode"),
-       bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"), bind<&corpus_sampler>("sampler"),
-       bind<&corpus_cuts>("cuts")},
+      {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"), bind<&corpus_special>("special"),
+       bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"),
+       bind<&corpus_sampler>("sampler"), bind<&corpus_cuts>("cuts")},
       &corpus_index);
   make_class<SamplerHandle>(
       L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek"),
           bind<&sampler_close>("close"), bind<&sampler_packed>("packed")});
-  make_class<TokenizerHandle>(L,
-                              {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"),
-                               bind<&tokenizer_decode>("decode"), bind<&tokenizer_chat>("chat")},
-                              &tokenizer_index);
+  make_class<TokenizerHandle>(
+      L,
+      {bind<&tokenizer_encode>("encode"), bind<&tokenizer_prefix>("prefix"),
+       bind<&tokenizer_special>("special"), bind<&tokenizer_decode>("decode"), bind<&tokenizer_chat>("chat")},
+      &tokenizer_index);
   make_class<SavingHandle>(L, {bind<&saving_done>("done"), bind<&saving_wait>("wait")});
   make_class<StoredTensor>(L,
                            {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),

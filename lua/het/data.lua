@@ -33,6 +33,9 @@ function Corpus:decode(ids) return self.native:decode(ids) end
 --- Token ids that stand before a text that a model is to continue.
 function Corpus:prefix() return self.native:prefix() end
 
+--- Token ids that are no text, such as that of <|im_start|>.
+function Corpus:special() return self.native:special() end
+
 --- The vocabulary, as it is saved beside a model; nil for token files that were given none.
 function Corpus:vocabulary() return self.native:vocabulary() end
 

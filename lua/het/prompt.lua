@@ -117,6 +117,8 @@ local function files_like(path)
   return found
 end
 
+local field_before
+
 -- The fields of what an open brace behind `before` begins: a constructor's call, or a record among its fields.
 local function fields_of(before)
   local define = require "het.language.define"
@@ -124,21 +126,38 @@ local function fields_of(before)
   local value = path and resolve(path)
   local definition = type(value) == "function" and define.lookup(value) or path and define.lookup(path)
   if definition and type(definition.fields) == "table" then return definition.fields end
+  local field = field_before(before)
+  return field and field.fields
+end
+
+-- The field of a constructor that `before` ends with, as in "nn.mlp { activation = ".
+function field_before(before)
   local name, outer = before:match "([%a_][%w_]*)%s*=%s*$", open_brace(before)
   for _, field in ipairs(name and outer and fields_of(before:sub(1, outer - 1)) or {}) do
-    if field[1] == name then return field.fields end
+    if field[1] == name then return field end
   end
 end
 
+-- What a field may be, of what begins with `begun`; nil where it may be any text.
+local function choices_like(field, begun)
+  if not field or not field.choices then return nil end
+  local found = {}
+  for _, choice in ipairs(field.choices) do
+    if type(choice) == "string" and choice:sub(1, #begun) == begun then found[#found + 1] = choice end
+  end
+  table.sort(found)
+  return found
+end
+
 --- Names that could complete the end of `text`: globals, fields after a dot or in a constructor, methods after a colon,
--- files in a string that is not closed.
+-- in a string that is not closed what the field may be, or files.
 -- @treturn {string,...} names, each from the beginning of the word
 -- @treturn string the word that is there
 function prompt.completions(text)
   local _, quote = open_brace(text)
   if quote then
     local begun = text:sub(quote + 1)
-    return files_like(begun), begun
+    return choices_like(field_before(text:sub(1, quote - 1)), begun) or files_like(begun), begun
   end
   local path, separator, word = text:match "([%w_][%w_%.]*)([%.:])([%w_]*)$"
   local names, seen = {}, {}

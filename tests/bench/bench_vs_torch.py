@@ -2,10 +2,11 @@
 """`hetrun bench MODEL` against the same model of transformers in PyTorch: random weights, sequence 1024, AdamW.
 
 usage: bench_vs_torch.py HETRUN [--model gpt2-124m|gpt2-1558m|llama-1b] [--batch 4] [--steps N] [--torch f32,bf16,...]
-                         [--precision f32,bf16] [--device cpu|cuda]
+                         [--precision f32,bf16] [--device cpu|cuda] [--limit SECONDS]
 
 Each runs in a separate process, one after the other; a step is forward, backward and update. `+compiled` compiles
-the model. Prints step seconds (median), tokens/s and peak memory of each (resident; on a GPU allocated), and the ratio.
+the model; a variant that takes longer than the limit is left out, and named. Prints step seconds (median), tokens/s and
+peak memory of each (resident; on a GPU allocated), and the ratio.
 """
 import argparse
 import json
@@ -71,19 +72,25 @@ def main():
     parser.add_argument('--torch', default='f32,bf16,f32+compiled,bf16+compiled')
     parser.add_argument('--precision', default='f32,bf16')
     parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'])
+    parser.add_argument('--limit', type=float, default=1200)
     parser.add_argument('--child', help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.child:
         print(json.dumps(torch_steps(a.model, a.child, a.batch, a.steps, a.device)))
         return
 
-    def result_of(*command):
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    def result_of(*command, limit=None):
+        out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit).stdout
         return json.loads(out.strip().splitlines()[-1])
 
     common = ('--batch', str(a.batch), '--steps', str(a.steps), '--device', a.device)
-    peers = {variant: result_of(sys.executable, __file__, a.hetrun, '--model', a.model, '--child', variant, *common)
-             for variant in a.torch.split(',')}
+    peers = {}
+    for variant in a.torch.split(','):
+        try:
+            peers[variant] = result_of(sys.executable, __file__, a.hetrun, '--model', a.model, '--child', variant, *common,
+                                       limit=a.limit)
+        except subprocess.TimeoutExpired:
+            print(f'PyTorch {variant}: not measured: no {a.steps} steps within {a.limit:.0f} s', file=sys.stderr)
     best = max(peers, key=lambda variant: peers[variant]['tokens_per_s'])
     for precision in a.precision.split(','):
         ours = result_of(a.hetrun, 'bench', a.model, '--precision', precision, '--context', str(CONTEXT), *common, '--warmup',

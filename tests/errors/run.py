@@ -20,6 +20,7 @@ ARGUMENTS = {
     'option_without_value': ['--steps'],
     'compare_file': ['--trust'],
     'options_first': ['--tetx=text.txt', '--steps=many'],
+    'options_table': ['--steps=5', '--stesp=5'],
     'no_options': ['--steps=5'],
     'outside_named': ['--text=../outside/text.txt', '--folder=../outside/models', '--log=../outside/metrics.jsonl'],
     'native_arguments': ['--trust'],

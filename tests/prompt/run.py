@@ -394,11 +394,12 @@ tell(het.grad(function(y) return het.op.sum(y ^ 3) end)(x))
 
     def test_fields_of_constructors_are_completed(self):
         asked = ('x = het.train { mod', 'het.train { model = nn.linear(2, 2), evaluate = { ev', 'nn.attention { hea',
-                 'nn.attention { width = 8, causal = tr', 'data.text { path = "a", tok', 'print({ hea')
+                 'nn.attention { width = 8, causal = tr', 'data.text { path = "a", tok', 'print({ hea',
+                 'nn.mlp { width = 8, activation = "gel', 'het.train { precision = "')
         lines = 'local _ = het.load\n' + ''.join(
             f'print(table.concat(require("het.prompt").completions {json.dumps(line)}, " "))\n' for line in asked)
         out, _ = self.hetrun('--trust', lines=lines)
-        self.assertEqual(out, 'model\nevery\nhead_size heads\ntrue\ntokenizer\n\n')
+        self.assertEqual(out, 'model\nevery\nhead_size heads\ntrue\ntokenizer\n\ngelu gelu_exact\nbf16 f16 f32\n')
 
     def test_files_are_completed_in_strings(self):
         for name in ('runs/shakespeare', 'runs/shapes', 'runs/.hidden'):

@@ -256,10 +256,10 @@ return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 32, widt
         letters = [chr(c) for c in range(33, 127)] + [chr(0x100 + c) for c in range(68)] + [chr(c) for c in range(0xa1, 0x100)]
         return {letter: i for i, letter in enumerate(dict.fromkeys(letters))}
 
-    def byte_tokenizer(self, folder, added=()):
+    def byte_tokenizer(self, folder, added=(), special=False):
         """A tokenizer of single bytes, and these tokens from 258 on."""
         (folder / 'tokenizer.json').write_text(json.dumps({
-            'added_tokens': [{'id': 258 + i, 'content': token} for i, token in enumerate(added)],
+            'added_tokens': [{'id': 258 + i, 'content': token, 'special': special} for i, token in enumerate(added)],
             'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False}, 'decoder': {'type': 'ByteLevel'},
             'model': {'type': 'BPE', 'vocab': self.vocabulary_of_bytes(), 'merges': []}}))
 
@@ -358,6 +358,14 @@ return het.train { model = model, data = het.data.text { path = "text.txt", toke
             [], 'single', {**{layer % i + r'self_attn\.v_proj': 2 for i in (0, 1)}, **{expert % (0, i): 3 for i in (0, 1)}},
             {layer % 1 + r'self_attn\.q_proj': 30, **{expert % (i, j): 20 for i in (0, 1) for j in (0, 1)}})
 
+        loss = self.hetrun('eval', 'runs/single', '--text=text.txt').stdout
+        (self.folder / 'runs/base').rename(self.folder / 'moved')
+        self.assertIn("which is no folder here; het.load(\"runs/single\", { base = \"folder\" }) says where it is, and --base=folder",
+                      self.hetrun('eval', 'runs/single', '--text=text.txt', code=2).stderr)
+        self.assertEqual(self.hetrun('eval', 'runs/single', '--text=text.txt', '--base=moved').stdout, loss)
+        self.hetrun('generate', 'runs/single', '--prompt=the', '--tokens=2', '--base=moved')
+        (self.folder / 'moved').rename(self.folder / 'runs/base')
+
         def patterns(**fields):
             (self.folder / 'runs/single/adapter_config.json').write_text(json.dumps({**config, **fields}))
 
@@ -389,6 +397,20 @@ return het.train { model = model, data = het.data.text { path = "text.txt", toke
         refused('rank_pattern: v_proj = 1.844674407371e+19 is no rank', rank_pattern={'v_proj': 2 ** 64})
         refused('alpha_pattern: w2 = 0 is not above 0', alpha_pattern={'w2': 0})
         refused('alpha_pattern: v_proj = "3" is not above 0', alpha_pattern={'v_proj': '3'})
+
+    def test_special_tokens_are_not_written(self):
+        (self.folder / 'text.txt').write_text('ab<|sep|>' * 400)
+        (self.folder / 'words').mkdir()
+        (self.folder / 'learn.lua').write_text("""local het = require "het"
+local corpus = het.data.text { path = "text.txt", tokenizer = "huggingface", model = "words" }
+return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 16, layers = 1, heads = 2 }, data = corpus,
+  batch = 8, steps = 200, optimizer = het.optim.adamw { lr = 1e-2 }, save = "runs/mine" }
+""")
+        for special, written in ((False, 'ab<|sep|>ab<|sep|>'), (True, 'abab')):
+            self.byte_tokenizer(self.folder / 'words', ['<|sep|>'], special=special)
+            self.hetrun('learn.lua', '--quiet', '--overwrite')
+            done = self.hetrun('generate', 'runs/mine', '--prompt=ab<|sep|>', '--tokens=6', '--temperature=0')
+            self.assertEqual(done.stdout, f'ab<|sep|>{written}\n')
 
     def test_dpo_on_pairs_of_answers(self):
         """A model of single bytes that learns to end what it says with yes."""
@@ -499,6 +521,13 @@ return het.train { model = het.nn.linear(1, 1), batch = 10, steps = 2, optimizer
         rest = self.losses('resume.lua', '--resume')
         self.assertEqual(through[:3], first)
         self.assertEqual(through, first + rest[-3:])
+
+    def test_a_run_goes_on_with_the_optimizer_that_it_had(self):
+        self.losses('resume.lua', '--steps=3', '--sgd')
+        error = self.hetrun('resume.lua', '--resume', code=2).stderr
+        self.assertIn("the run saved in runs/mine has no 'adamw.m.", error)
+        self.assertIn('which optim.adamw keeps: it had another optimizer', error)
+        self.assertIn('from = "runs/mine"', error)
 
     def test_a_run_that_fails_goes_on_from_its_last_save(self):
         """The saves were written beside the steps that followed."""

@@ -147,6 +147,7 @@ function options.declare(specs, recipe_text)
     errors.usage('het.options takes a table: { steps = { 2000, "optimizer steps" } }')
   end
   local fields, by_name, values, names = {}, {}, {}, {}
+  local before = mistakes.count()
   for _, name in ipairs(in_source_order(specs, recipe_text)) do
     local spec = specs[name]
     if type(name) ~= "string" or type(spec) ~= "table" or spec[1] == nil or not parsers[type(spec[1])] then
@@ -162,17 +163,18 @@ function options.declare(specs, recipe_text)
     end
   end
   declared, chosen = fields, values
-  local before = mistakes.count()
+  local are_known = mistakes.count() == before   -- all options of the recipe
+  before = mistakes.count()
   local given, mistaken = command_line()
   for _, word in ipairs(mistaken) do mistake(("'%s' is not an option; options are --name=value"):format(word)) end
   for _, option in ipairs(given) do
     local field = by_name[option.name]
-    if not field then
+    if not field and are_known then
       local all = { unpack(names) }
       for _, known in ipairs(general) do all[#all + 1] = "--" .. known[1] end
       for _, known in pairs(native.command_options or {}) do all[#all + 1] = known end
       mistake(("this recipe has no option %s; %s"):format(option.said, instead_of(option, by_name, names, all)))
-    else
+    elseif field then
       local value, problem = parse(field, option)
       if value == nil then mistake(problem) else values[option.name] = value end
       if value and field.path then grant(option.name, field.path) end

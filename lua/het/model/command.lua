@@ -12,6 +12,8 @@ local command = {}
 local of_models = {
   { "recipe", "FILE", "recipe of the model, where the folder holds one with a recipe's own layers; its options may "
     .. "follow", path = "read" },
+  { "base", "FOLDER", "the base model of a folder with adapters (default: the one that adapter_config.json names)",
+    path = "read" },
   { "precision", "f32", "of matrices and activations: f32 or bf16" },
 }
 
@@ -25,13 +27,13 @@ local to_generate = {
   { "top_k", "N", "choose among this many of the likeliest (default: all)" },
   { "top_p", "1", "choose among the likeliest that have this share of the probability" },
   { "seed", "1337", "of the draws" },
-  of_models[1], of_models[2],
+  of_models[1], of_models[2], of_models[3],
 }
 
 local to_evaluate = {
   { "text", "FILE", "the text", path = "read" },
   { "context", "N", "tokens of a window (default: the model's context, at most 2048)" },
-  of_models[1], of_models[2],
+  of_models[1], of_models[2], of_models[3],
 }
 
 local function say(format, ...)
@@ -68,6 +70,9 @@ local function take(name, options, words)
   if given.precision ~= "f32" and given.precision ~= "bf16" then
     problems[#problems + 1] = ("--precision=%s is neither f32 nor bf16"):format(given.precision)
   end
+  if given.recipe and given.base then
+    problems[#problems + 1] = "--recipe and --base: the recipe says what the base model is"
+  end
   if #problems > 0 then errors.usage("hetrun %s:\n  %s", name, table.concat(problems, "\n  ")) end
   subcommand.name_path(words[1], "read")
   return given, words[1]
@@ -95,7 +100,7 @@ local function open(program, folder, given)
     opened.context = a.context or a.model.arguments.context
     opened.tokenizer = generate.tokenizer_of(folder, files.vocabulary(folder) or a.data:vocabulary())
   else
-    local model = files.load(folder)
+    local model = files.load(folder, given.base and { base = given.base } or nil)
     require("het.language.mistakes").raise()
     local problem, left_out = generate.problem(model), files.left_out(model)
     if problem then errors.usage("%s: %s", folder, problem) end

@@ -591,7 +591,7 @@ local function load_adapter(folder, options)
   local base = options.base or config.base or folder
   if base ~= folder and native.path_kind(base) ~= "folder" then
     errors.usage("the adapters in %s are of the model %s, which is no folder here; het.load(%q, { base = \"folder\" }) "
-      .. "says where it is", folder, base, folder)
+      .. "says where it is, and --base=folder of a command", folder, base, folder)
   end
   local stored = adapter.open(folder)
   local targets, whole = adapter.targets(folder, stored), load_model(base, options)
@@ -637,7 +637,7 @@ files.load = define.document({
   if options and options.base ~= nil then define.expect("het.load: base", options.base, "string") end
   require_folder(folder)
   if adapter.is_in(folder) then return load_adapter(folder, options or {}) end
-  if options and options.base then errors.usage("het.load: %s holds no adapters, so that `base` has no use", folder) end
+  if options and options.base then errors.usage("%s holds no adapters, so that `base` has no use", folder) end
   return load_model(folder, options or {})
 end)
 

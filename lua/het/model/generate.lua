@@ -215,8 +215,9 @@ function generate.default_prompt(tokenizer)
   return tokenizer:decode { 0 }
 end
 
---- Write text: prompt and what follows, decoded with a corpus.
--- @param corpus something with encode and decode
+--- Write text: prompt and what follows, decoded with a corpus. Tokens that are no text, such as <|im_start|>, are left
+-- out.
+-- @param corpus something with encode, decode, prefix and special
 -- @tparam table options see `generate.fields`; `begins`: nothing stands before the prompt, which a chat template wrote
 -- @tparam[opt] function emit called with pieces of text as they come
 -- @tparam[opt] function count called for each token that the text gets
@@ -231,12 +232,14 @@ function Generator:text(corpus, options, emit, count)
   -- A character may be spread over several tokens, and some begin with a space that the first of a text lacks: what is
   -- decoded is always the whole, from the prompt's last token on, and its new end is emitted.
   local ids, ends = { prompt[#prompt] }, is_layer(self.model) and rawget(self.model, "ends") or {}
-  local before = #corpus:decode(ids)
+  local before, special = #corpus:decode(ids), {}
   local shown = before
+  for _, id in ipairs(corpus:special()) do special[id] = true end
   self:ids(prompt, options, function(id)
     if ends[id] then return "end" end
-    ids[#ids + 1] = id
     if count then count() end
+    if special[id] then return nil end
+    ids[#ids + 1] = id
     if emit then
       local whole = corpus:decode(ids)
       local ready = whole:match("^(.-)\239\191\189*$") or whole

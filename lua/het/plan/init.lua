@@ -343,7 +343,8 @@ local make = define.constructor {
     { "sharded_optimizer", "boolean", "divide optimizer state, by rows, over the replicas of a layer: each updates its "
       .. "rows and sends them to the others (ZeRO stage 1)", default = false },
     { "unlike_devices", "boolean", "devices of a stage differ in type, and so in the last bits of what they compute: "
-      .. "where each would compute a gradient alone, all take the same one, so that copies of parameters stay equal",
+      .. "where each would compute a gradient alone, all take the same one, so that copies of parameters stay equal; "
+      .. "a run sets it where its devices differ",
       default = false },
   },
   check = function(a, report)

@@ -46,7 +46,7 @@ end
 -- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
-  self.initial = {}   -- what is there, by name
+  self.initial, self.goes_on = {}, false   -- what is there, by name; whether it is a save's training state
   local state = { set_initial = function(_, name, tensor)
     self.state:set_initial(name, tensor)
     self.initial[name] = true
@@ -56,6 +56,7 @@ local function restore(self)
   if not training then
     local folder = a.from or rawget(a.model, "folder")
     if folder then files.set_initial_weights(folder, a.model, state) end
+    if a.save then saving.precision(self) end   -- of the folder as it is now
     return nil
   end
   local what = "the run saved in " .. a.save
@@ -73,6 +74,7 @@ local function restore(self)
   record.require_alike(self, about, what)
   self.state:set_initial_from(training)   -- the trained parameters, where the model has averaged ones
   for _, tensor in ipairs(training:tensors()) do self.initial[tensor.name] = true end
+  self.goes_on = true
   return about
 end
 

@@ -180,11 +180,13 @@ end
 function session.new(run, before)
   local a = run.arguments
   local self = setmetatable({ run = run, cluster = run.cluster, plan = run.plan }, Session)
+  ranks.follow_types(run)
   self.microbatch = self.plan and self.plan.microbatch or a.microbatch or a.batch
   self.microbatches = a.batch / self.microbatch
   self.rows = session.rows(a)
   local spec = session.spec(a, self.microbatch, run.context)
   local training = graphs.training(spec)
+  if run.goes_on then record.require_states(run, training.graph) end
   self.has_counter, self.has_starts, self.figures = training.counter, training.starts, training.figures
   local parameters = training.graph:parameters()   -- whichever rank holds them
   self.shapes, self.parameters = shapes_of(parameters), graphs.elements_of(parameters)
