@@ -151,6 +151,7 @@ class Precision(unittest.TestCase):
         path.write_bytes(data)
         said, _ = self.train('--load=wide', '--save=on', '--precision=f16')
         self.assertIn("'model.norm.weight' has the value 1e+06, and f16 holds 65504 at most: the model is saved in f32", said)
+        self.assertRegex(said, r'saved after step \d+ in on\n')
         self.assert_saved('on', 'F32')
 
     def test_a_precision_that_there_is_not_is_refused(self):

@@ -260,23 +260,23 @@ local function model_of(model, state, vocabulary, precision)
   return converted, config_text(model, vocabulary, used), used
 end
 
--- The files of a model's weights and configuration, by name.
+-- The files of a model's weights and configuration, by name, and the precision that they have.
 local function weights_of(model, state, metadata, vocabulary, precision)
   local lora, contents = model and rawget(model, "lora"), {}
   if lora then
-    contents[adapter.tensors_file] = { tensors = stored_as.converted(adapter.tensors(model, state), precision),
-      metadata = metadata }
+    local adapters, used = stored_as.converted(adapter.tensors(model, state), precision)
+    contents[adapter.tensors_file] = { tensors = adapters, metadata = metadata }
     contents[adapter.config_file] = { json = adapter.config(model) }
-    if rawget(model, "base_folder") then return contents end
+    if rawget(model, "base_folder") then return contents, used end
     local whole = state
     state = { names = function() return adapter.base_names(whole) end,
       read = function(_, name) return whole:read(name):to "f32" end }
     model = families.of(lora.base) and lora.base or nil
   end
-  local tensors, config = model_of(model, state, vocabulary, precision)
+  local tensors, config, used = model_of(model, state, vocabulary, precision)
   contents["model.safetensors"] = { tensors = tensors, metadata = metadata }
   contents["config.json"] = { text = config }
-  return contents
+  return contents, used
 end
 
 -- The tensors that a run goes on with exactly: all but caches, and the parameters that stay in the folder of the base
@@ -317,13 +317,14 @@ end
 -- @tparam table training what goes with the state: `run`, `step`, `cursor`, `seed`, `plan`, `about` (JSON)
 -- @param[opt] vocabulary JSON (default: the one that the model was loaded with)
 -- @string precision of the weights of the model: "f32", "bf16" or "f16"; the state to go on with is exact
--- @return what has done(), and wait(), which raises what kept it from being saved
+-- @return what has done(), and wait(), which raises what kept it from being saved; and the precision that the model has
+-- there
 function files.begin_save(folder, model, state, weights, training, vocabulary, precision)
   for _, part in ipairs(parts) do access.check(folder .. "/" .. part, true) end
   native.make_folder(folder)
   finish_save(folder)
   vocabulary = vocabulary or model and rawget(model, "saved_vocabulary")
-  local contents = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) }, vocabulary,
+  local contents, used = weights_of(model, weights, { format = "pt", step = ("%d"):format(training.step) }, vocabulary,
     precision)
   training.tensors = training_of(model, state)
   contents[parts[1]] = { snapshot = training }
@@ -337,7 +338,7 @@ function files.begin_save(folder, model, state, weights, training, vocabulary, p
       set[#set + 1] = contents[part]
     end
   end
-  return leaving_none(native.save_files(set), folder, contents)
+  return leaving_none(native.save_files(set), folder, contents), used
 end
 
 -- The weights of a saved model without adapters as initial values of those of `model`, whose adapters stay as they are.

@@ -92,7 +92,7 @@ local function moment_of(run)
       plan = run.plan and tostring(run.plan) or "", about = record.of(run) } }
 end
 
---- The precision that the run's model is saved in.
+--- The precision that the run's model is to be saved in.
 function saving.precision(run)
   local a = run.arguments
   run.save_precision = run.save_precision or a.save_precision or files.precision_of_save(a.model, a.from)
@@ -103,8 +103,11 @@ local function begin_writing(run, field, folder, state, moment)
   saving.mark_own(run, folder)   -- this rank writes it
   run.saved_steps[field] = moment.step
   if run.arguments.reference then state = reference.without(state) end
-  return files.begin_save(folder, run.arguments.model, state, average.saved(run, state, moment.average_weight),
-    moment.training, run.arguments.data:vocabulary(), saving.precision(run))
+  local written, used = files.begin_save(folder, run.arguments.model, state,
+    average.saved(run, state, moment.average_weight), moment.training, run.arguments.data:vocabulary(),
+    saving.precision(run))
+  run.saved_precision = used
+  return written
 end
 
 -- Go on with the save of a field.
@@ -176,7 +179,7 @@ end
 
 --- Print where a run that ended was saved; `kept`: what `save` still holds.
 function saving.say(run, reporter, how, folder, kept)
-  local precision = saving.precision(run)
+  local precision = run.saved_precision or saving.precision(run)
   local sentence = ("%s after step %d in %s%s"):format(how, run.step, folder,
     precision == "f32" and "" or (", the model in %s"):format(precision))
   if not kept then return reporter:say(sentence) end
