@@ -163,18 +163,17 @@ function options.declare(specs, recipe_text)
     end
   end
   declared, chosen = fields, values
-  local are_known = mistakes.count() == before   -- all options of the recipe
-  before = mistakes.count()
+  if mistakes.count() > before then mistakes.raise() end   -- what follows would be about options that are not known
   local given, mistaken = command_line()
   for _, word in ipairs(mistaken) do mistake(("'%s' is not an option; options are --name=value"):format(word)) end
   for _, option in ipairs(given) do
     local field = by_name[option.name]
-    if not field and are_known then
+    if not field then
       local all = { unpack(names) }
       for _, known in ipairs(general) do all[#all + 1] = "--" .. known[1] end
       for _, known in pairs(native.command_options or {}) do all[#all + 1] = known end
       mistake(("this recipe has no option %s; %s"):format(option.said, instead_of(option, by_name, names, all)))
-    elseif field then
+    else
       local value, problem = parse(field, option)
       if value == nil then mistake(problem) else values[option.name] = value end
       if value and field.path then grant(option.name, field.path) end
