@@ -17,7 +17,7 @@ bool is_activated(const KernelRequest& request);
 class ActivationCall {
  public:
   explicit ActivationCall(const KernelRequest& product);
-  ~ActivationCall();  // not inline: files of several instruction sets would share it
+  ~ActivationCall();
   ActivationCall(const ActivationCall&) = delete;
   ActivationCall& operator=(const ActivationCall&) = delete;
   KernelRequest request() const;

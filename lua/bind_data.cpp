@@ -382,7 +382,7 @@ int corpus_index(lua_State* L) {
     return Convert<int64_t>::push(L, corpus->tokenizer() != nullptr ? corpus->tokenizer()->vocabulary_size()
                                                                     : corpus->vocabulary_size());
   if (name == "mask_token") {  // nil: the tokenizer has none
-    const auto mask = corpus->special_tokens().mask;
+    const auto mask = corpus->special_tokens().known_mask();
     return mask ? Convert<int32_t>::push(L, *mask) : 0;
   }
   if (name == "fingerprint")

@@ -206,7 +206,8 @@ SamplerOptions completed(const Corpus& corpus, SamplerOptions o) {
     if (!(o.mask_share > 0 && o.mask_share <= 1))
       fail_usage("mask_share = {} is not a share: above 0, up to 1", o.mask_share);
     if (o.mask_token < 0)
-      o.mask_token = corpus.special_tokens().mask.value_or(static_cast<int32_t>(corpus.vocabulary_size()));
+      o.mask_token =
+          corpus.special_tokens().known_mask().value_or(static_cast<int32_t>(corpus.vocabulary_size()));
   }
   const Surroundings around = surroundings_of(corpus, o);
   if (around.count() >= o.context)

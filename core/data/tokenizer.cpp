@@ -19,6 +19,15 @@ int line_of(std::string_view text, size_t position) {
                  std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(position), '\n'));
 }
 
+}  // namespace
+
+std::optional<int32_t> SpecialTokens::known_mask() const {
+  if (!lost_mask.empty()) fail_usage("the tokenizer's mask_token '{}' is not in its vocabulary", lost_mask);
+  return mask;
+}
+
+namespace {
+
 class CharTokenizer final : public Tokenizer {
  public:
   explicit CharTokenizer(std::u32string characters) : characters_(std::move(characters)) {

@@ -19,6 +19,10 @@ namespace het {
 struct SpecialTokens {
   std::optional<int32_t> mask;  // hides another token, as [MASK] does
   std::vector<int32_t> all;     // ascending, with the mask
+  std::string lost_mask;        // named as the mask, but not in the vocabulary
+
+  // Throws Error(usage) where a mask is named that is not in the vocabulary.
+  std::optional<int32_t> known_mask() const;
 };
 
 class Tokenizer {
@@ -37,7 +41,6 @@ class Tokenizer {
   virtual std::vector<int32_t> suffix() const { return {}; }
   // Texts that are one token wherever they stand, such as "<|im_end|>".
   virtual std::vector<std::string> added_tokens() const { return {}; }
-  // Throws Error(usage) for a mask that is named and not in the vocabulary.
   virtual SpecialTokens special_tokens() const { return {}; }
   // Files that belong to it in its folder, such as tokenizer_config.json: text by name; null: none.
   virtual const Json& files() const {

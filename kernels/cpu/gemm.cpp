@@ -78,7 +78,8 @@ void pack_tiles(const T* a, int64_t stride, int64_t terms, int64_t rows, float* 
       const T* from = a + first * stride + share.begin;
       float* out = to + (tile * terms + first) * kRows;
       int64_t p = first;
-      if (share.begin + kLanes <= rows)  // lanes beyond the tile are written over by the next line
+      if (kLanes >= kRows &&
+          share.begin + kLanes <= rows)  // lanes beyond the tile: the next line writes over them
         for (; p + 1 < end; ++p, from += stride, out += kRows) store(out, load(from));
       for (; p < end; ++p, from += stride, out += kRows)
         for (int64_t i = 0; i < share.end - share.begin; ++i) out[i] = static_cast<float>(from[i]);

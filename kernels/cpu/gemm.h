@@ -33,7 +33,7 @@ struct GemmShape {
 };
 
 // What is made of a part of C as soon as it is whole, by the thread that made it and while the part is in its
-// cache.
+// cache. Several threads call it at once, for parts that do not overlap.
 class Epilogue {
  public:
   virtual void run(Range rows, Range columns) const = 0;

@@ -335,7 +335,7 @@ HET_INLINE Vector exp(Vector x) {
 #endif
 }
 
-// e^x of x from -87 to 87, and of what is beyond as of these: never below the least normal number.
+// e^x with x clamped to [-87, 87], so never a subnormal number; of NaN it may be any number.
 HET_INLINE Vector exp_normal(Vector x) {
   Vector shifted;
   const Vector e = exp_of_rest(clamp(x, -87.0f, 87.0f), shifted);

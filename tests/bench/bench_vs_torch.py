@@ -91,6 +91,8 @@ def main():
                                        limit=a.limit)
         except subprocess.TimeoutExpired:
             print(f'PyTorch {variant}: not measured: no {a.steps} steps within {a.limit:.0f} s', file=sys.stderr)
+    if not peers:
+        sys.exit('nothing to compare with')
     best = max(peers, key=lambda variant: peers[variant]['tokens_per_s'])
     for precision in a.precision.split(','):
         ours = result_of(a.hetrun, 'bench', a.model, '--precision', precision, '--context', str(CONTEXT), *common, '--warmup',

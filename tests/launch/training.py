@@ -280,18 +280,14 @@ return het.train {
     def test_plans_follow_the_types_of_the_devices_that_are_there(self):
         (self.folder / 'pair.lua').write_text("""local het = require "het"
 local corpus = het.data.text { path = "text.txt" }
-local opt = het.options { alone = { false, "two stages that share nothing" } }
 local plan = het.plan { tensor = 2, microbatch = 2, het.pipeline { microbatches = 2, het.stage { "a:0-1" } } }
-if opt.alone then
-  plan = het.plan { microbatch = 2, het.pipeline { microbatches = 2, het.stage { "a:0", layers = 1 }, het.stage { "a:1" } } }
-end
 return het.train { model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = 2, heads = 2 }, data = corpus,
   batch = 4, steps = 2, optimizer = het.optim.adamw { lr = 1e-3 }, save = "runs/mine", plan = plan }
 """)
-        for words, threads, unlike in (([], ('1', '2'), True), ([], ('1', '1'), False), (['--alone'], ('1', '2'), False)):
-            with self.subTest(words=words, threads=threads):
+        for threads, unlike in ((('1', '2'), True), (('1', '1'), False)):
+            with self.subTest(threads=threads):
                 where = self.at_rank_0()
-                ranks = [self.start('pair.lua', f'--threads={count}', '--overwrite', *words, WORLD_SIZE='2', RANK=str(rank),
+                ranks = [self.start('pair.lua', f'--threads={count}', '--overwrite', WORLD_SIZE='2', RANK=str(rank),
                                     LOCAL_RANK=str(rank), **where) for rank, count in enumerate(threads)]
                 for rank in ranks:
                     _, err = rank.communicate(timeout=120)

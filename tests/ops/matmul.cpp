@@ -71,11 +71,18 @@ std::vector<Case> matmul_cases() {
         {"linear", {T({rows, in}), T({out, in}), A({out})}, {}, kProducts},
         {"linear_input_gradient", {T({rows, in}), T({in, out})}, {}, kProducts},
         {"linear_weight_gradient", {T({in, rows}), T({in, out})}, {{"bias", true}}, kProducts}};
+    large.push_back({"linear", {T({rows, in}), T({out, in}), A({out})}, gelu, kProducts});
+    large.push_back(
+        {"linear_input_gradient", {T({rows, in}), T({in, out}), T({rows, out}).in(-4, 4)}, gelu, kProducts});
     for (Case& c : large) {
       c.gradient = false;
       cases.push_back(std::move(c));
     }
   }
+  // With GELU, more rows than a block has and more columns than are packed at a time.
+  Case many{"linear", {T({300, 3}), T({2100, 3}), A({2100})}, gelu, kProducts};
+  many.gradient = false;
+  cases.push_back(std::move(many));
   // Parts of the tokens: one is large enough for matrix units, and the other is not; and more of them
   // than are multiplied at a time.
   cases.push_back({"linear_weight_gradient", {T({511, 16}), T({511, 16})}, {{"bias", true}}, kProducts});

@@ -91,8 +91,7 @@ SpecialTokens special_tokens_in(const std::string& tokenizer, const Json& files)
     if (id) all.insert(*id);
     if (name == names.mask) special.mask = id;
   }
-  if (names.mask && !special.mask)
-    fail_usage("the tokenizer's mask_token '{}' is not in its vocabulary", *names.mask);
+  if (names.mask && !special.mask) special.lost_mask = *names.mask;
   special.all.assign(all.begin(), all.end());
   return special;
 }

@@ -14,8 +14,8 @@ void each_named_token(const Json& file,
                       const std::function<void(const std::string& member, const std::string& text)>& visit);
 
 // Those that special_tokens_map.json and tokenizer_config.json in `files` (text by name, or null) name, and
-// those that `tokenizer`, the text of tokenizer.json, marks. Throws Error(usage) for a mask that is named and
-// not in the vocabulary, and for files that are not JSON.
+// those that `tokenizer`, the text of tokenizer.json, marks. Throws Error(usage) for files that are not
+// JSON.
 SpecialTokens special_tokens_in(const std::string& tokenizer, const Json& files);
 
 }  // namespace het::huggingface

@@ -6,6 +6,7 @@ local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
 local subcommand = require "het.program.subcommand"
 local suggest = require "het.language.suggest"
+local tokenizer = require "het.model.tokenizer"
 
 local command = {}
 
@@ -98,7 +99,8 @@ local function open(program, folder, given)
     if problem then errors.usage("%s: %s", given.recipe, problem) end
     opened.model, opened.loss, opened.vocab = a.model, a.loss, a.data.vocab
     opened.context = a.context or a.model.arguments.context
-    opened.tokenizer = generate.tokenizer_of(folder, files.vocabulary(folder) or a.data:vocabulary())
+    local vocabulary = files.vocabulary(folder) or a.data:vocabulary()
+    opened.tokenizer, opened.ends = generate.tokenizer_of(folder, vocabulary), tokenizer.ends_by_name(vocabulary)
   else
     local model = files.load(folder, given.base and { base = given.base } or nil)
     require("het.language.mistakes").raise()
@@ -164,7 +166,7 @@ function command.generate(program, ...)
   local opened = open(program, folder, given)
   if not opened then return 0 end
   local generator = generate.new { model = opened.model, state = opened.state, precision = given.precision,
-    context = opened.context, vocab = opened.vocab }
+    context = opened.context, vocab = opened.vocab, ends = opened.ends }
   if given.chat and settings.json and not given.prompt then
     errors.usage "--chat --json prints one answer: give --prompt=TEXT"
   end

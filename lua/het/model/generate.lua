@@ -41,7 +41,8 @@ function generate.most_short(model)
 end
 
 --- A generator over weights in a state.
--- @tparam table settings `model`, `state`, `precision`; of a model that does not say them also `context` and `vocab`
+-- @tparam table settings `model`, `state`, `precision`; of a model that does not say them also `context`, `vocab` and
+-- `ends`, a set of the token ids that end a text
 function generate.new(settings)
   local model = settings.model
   local problem = generate.problem(model)
@@ -51,7 +52,7 @@ function generate.new(settings)
   return setmetatable({
     model = model, state = settings.state, precision = settings.precision or "f32", longest = own.context,
     vocab = own.vocab, last = last, executors = {}, incremental = last and model:is_incremental() or false,
-    most_short = generate.most_short(model),
+    most_short = generate.most_short(model), ends = is_layer(model) and rawget(model, "ends") or settings.ends or {},
   }, Generator)
 end
 
@@ -220,7 +221,7 @@ end
 -- @param corpus something with encode, decode, prefix and special
 -- @tparam table options see `generate.fields`; `begins`: nothing stands before the prompt, which a chat template wrote
 -- @tparam[opt] function emit called with pieces of text as they come
--- @tparam[opt] function count called for each token that the text gets
+-- @tparam[opt] function count called for each token that the model writes, also for those that are left out
 -- @treturn string what follows the prompt
 function Generator:text(corpus, options, emit, count)
   local prompt = options.begins and {} or corpus:prefix()
@@ -231,12 +232,12 @@ function Generator:text(corpus, options, emit, count)
   end
   -- A character may be spread over several tokens, and some begin with a space that the first of a text lacks: what is
   -- decoded is always the whole, from the prompt's last token on, and its new end is emitted.
-  local ids, ends = { prompt[#prompt] }, is_layer(self.model) and rawget(self.model, "ends") or {}
+  local ids = { prompt[#prompt] }
   local before, special = #corpus:decode(ids), {}
   local shown = before
   for _, id in ipairs(corpus:special()) do special[id] = true end
   self:ids(prompt, options, function(id)
-    if ends[id] then return "end" end
+    if self.ends[id] then return "end" end
     if count then count() end
     if special[id] then return nil end
     ids[#ids + 1] = id

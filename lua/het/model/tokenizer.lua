@@ -98,14 +98,20 @@ function tokenizer.contents(vocabulary, config)
   return contents
 end
 
+--- The token ids that end a text by a vocabulary alone, as a set.
+function tokenizer.ends_by_name(vocabulary)
+  local eos = tokenizer.special_ids(vocabulary).eos
+  return eos and { [eos] = true } or {}
+end
+
 --- The token ids that end a text, as a set: those of generation_config.json, else of a config.json that others wrote
--- (earlier versions of hetrun named an id also where none ends a text). Tokens of other vocabularies than
--- tokenizer.json's, such as single characters, end none.
+-- (earlier versions of hetrun named an id also where none ends a text). Of other vocabularies than tokenizer.json's it
+-- is the one that they name so.
 -- @tparam ?table vocabulary
 -- @tparam ?table config what config.json holds
 -- @string folder of the model, which may have a generation_config.json beside another kind of vocabulary file
 function tokenizer.ends(vocabulary, config, folder)
-  if type(vocabulary) ~= "table" or vocabulary.kind ~= "huggingface" then return {} end
+  if type(vocabulary) ~= "table" or vocabulary.kind ~= "huggingface" then return tokenizer.ends_by_name(vocabulary) end
   local files = type(vocabulary.files) == "table" and vocabulary.files or {}
   local given = member(text_in(folder, "generation_config.json") or files["generation_config.json"], "eos_token_id")
   if type(given) ~= "number" and type(given) ~= "table" then

@@ -2,7 +2,6 @@
 local native = require "het.native"
 local fault = require "het.train.fault"
 local peak = require "het.profile.peak"
-local plan = require "het.plan"
 local together = require "het.train.together"
 
 local ranks = {}
@@ -296,45 +295,13 @@ function ranks.arrange(run, devices)
   return true
 end
 
--- Whether devices that hold the same layers are of several types, by the type of each place of the plan.
-local function has_unlike_copies(given, types)
-  local place_of = {}
-  for place, name in ipairs(plan.devices(given)) do place_of[name] = place end
-  local function type_of_pipeline(pipeline)   -- nil: of several types
-    local type = types[place_of[pipeline.stages[1].devices[1]]]
-    for _, stage in ipairs(pipeline.stages) do
-      for _, device in ipairs(stage.devices) do
-        if types[place_of[device]] ~= type then return nil end
-      end
-    end
-    return type
-  end
-  local function is_mixed(stage)
-    for _, device in ipairs(stage.devices) do
-      if types[place_of[device]] ~= types[place_of[stage.devices[1]]] then return true end
-    end
-    return false
-  end
-  local first = type_of_pipeline(given.pipelines[1])
-  for _, pipeline in ipairs(given.pipelines) do
-    if #given.pipelines > 1 and (not first or type_of_pipeline(pipeline) ~= first) then return true end
-    for _, stage in ipairs(pipeline.stages) do
-      if is_mixed(stage) then return true end
-    end
-  end
-  return false
-end
-
---- Has the run's plan say where devices that keep copies of parameters differ in type (`unlike_devices`), so that the
--- copies stay equal. All ranks call it.
+--- Sets the plan's `unlike_devices` where the run's devices differ in type, so that copies of parameters stay equal: of
+-- layers and tables that several of them have. All ranks call it.
 function ranks.follow_types(run)
   if not run.cluster or not run.plan or run.plan.unlike_devices then return end
-  local types, own = {}, ("%d %s"):format(run.place, peak.name_of(peak.device_of(run.device)))
-  for _, words in ipairs(run.cluster:all_gather(own)) do
-    local place, name = words:match "^(%d+) (.*)$"
-    types[tonumber(place) + 1] = name
+  for _, type in ipairs(run.cluster:all_gather(peak.name_of(run.device))) do
+    run.plan.unlike_devices = run.plan.unlike_devices or type ~= peak.name_of(run.device)
   end
-  run.plan.unlike_devices = has_unlike_copies(run.plan, types)
 end
 
 return ranks

@@ -161,7 +161,7 @@ end
 local function compared_of(data)
   if define.kind_of(data) == "pairs" then return data.arguments end
   local compared = { objective = data.objective, vocab = data.vocab, tokens = data.tokens,
-    ["tokens, a hash of them"] = data.native.fingerprint }
+    [data.native.mixed_packs and "tokens and shares (hash)" or "tokens (hash)"] = data.native.fingerprint }
   for name, value in pairs(data.arguments) do
     if not places[name] then compared[name] = value end
   end

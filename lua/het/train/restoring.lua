@@ -153,7 +153,7 @@ local function wanted_here(run, source, only)
     local is_wanted = parameters[entry.name] or not only and not entry.trained and not entry.name:match "^cache%."
     if is_wanted and not source.tensors[entry.name] then
       errors.usage("run:restore: %s has no '%s', which %s needs; only = \"*\" takes the weights alone", source.what,
-        entry.name, run.arguments.ema and entry.name:match "^ema%." and "`ema`" or "the optimizer")
+        entry.name, run.arguments.ema and average.is_moving(entry.name) and "`ema`" or "the optimizer")
     end
     if is_wanted then names[entry.name] = entry.name
     elseif averaged and parameters[averaged] then names[entry.name] = averaged end

@@ -23,6 +23,7 @@ local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 local together = require "het.train.together"
+local tokenizer = require "het.model.tokenizer"
 
 local Run = {}
 Run.__index = Run
@@ -56,7 +57,7 @@ local function restore(self)
   if not training then
     local folder = a.from or rawget(a.model, "folder")
     if folder then files.set_initial_weights(folder, a.model, state) end
-    if a.save then saving.precision(self) end   -- of the folder as it is now
+    saving.precision(self)   -- before a save replaces the folder that it begins with
     return nil
   end
   local what = "the run saved in " .. a.save
@@ -266,7 +267,7 @@ function Run:write_text(options, emit, begin)
   if not state then return nil end
   if not self.generator or self.cluster then
     self.generator = generate.new { model = a.model, state = state, precision = a.precision, context = self.context,
-      vocab = a.data.vocab }
+      vocab = a.data.vocab, ends = tokenizer.ends_by_name(a.data:vocabulary()) }
   end
   if begin then begin() end
   return self.generator:text(a.data, options, emit)
