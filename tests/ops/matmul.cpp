@@ -40,6 +40,7 @@ std::vector<Case> matmul_cases() {
   }
   const std::vector<std::pair<Shape, int64_t>> inputs = {
       {{1}, 1}, {{5}, 3}, {{7, 9}, 4}, {{2, 3, 17}, 33}, {{4, 1, 8}, 1}, {{65, 64}, 127}, {{2, 30, 48}, 80}};
+  const Attributes gelu{{"activation", "gelu"}};
   for (const auto& [shape, out] : inputs) {
     const int64_t in = shape.back();
     Shape made = shape;
@@ -50,7 +51,6 @@ std::vector<Case> matmul_cases() {
     cases.push_back({"linear", {T(shape).constant(), T({out, in}).constant(), A({out})}, {}, kProducts});
     cases.push_back({"linear_input_gradient", {T(made), T({out, in})}, {}, kProducts});
     // Both results of an activation, and either alone, as far as gradients go.
-    const Attributes gelu{{"activation", "gelu"}};
     Case kept{"linear", {T(shape), T({out, in}), A({out})}, gelu, kProducts};
     cases.push_back(kept);
     for (const uint32_t through : {2u, 3u}) {
