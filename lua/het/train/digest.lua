@@ -47,6 +47,12 @@ end
 
 local function is_tensor(value) return type(value) == "userdata" and pcall(function() return value:numel() end) end
 
+-- The hash of a tensor; `hashes`: of those that were seen before, by tensor.
+local function hash_once(tensor, hashes)
+  hashes[tensor] = hashes[tensor] or digest.hash_of(tensor)
+  return hashes[tensor]
+end
+
 local write
 
 local function write_table(value, out, seen)
@@ -72,7 +78,7 @@ function write(value, out, seen)
   elseif kind == "function" then
     out[#out + 1] = lines_of(value)
   elseif is_tensor(value) then
-    out[#out + 1] = ("tensor %s %s %.0f"):format(value.dtype, text.shape(value.shape), digest.hash_of(value))
+    out[#out + 1] = ("tensor %s %s %.0f"):format(value.dtype, text.shape(value.shape), hash_once(value, seen.hashes))
   elseif kind ~= "table" then
     out[#out + 1] = kind == "boolean" and tostring(value) or kind
   elseif seen[value] then
@@ -84,17 +90,16 @@ function write(value, out, seen)
   end
 end
 
---- Any value of a recipe as text: equal values give equal texts, in every process.
-function digest.text_of(value)
+-- Any value of a recipe as text: equal values give equal texts, in every process.
+local function text_of(value, hashes)
   local out = {}
-  write(value, out, { count = 0 })
+  write(value, out, { count = 0, hashes = hashes })
   return table.concat(out, "\n")
 end
 
---- What the ranks compare of the recipe: all arguments of the run, and the options of the recipe, which its functions
+-- What the ranks compare of the recipe: all arguments of the run, and the options of the recipe, which its functions
 -- may use. What is the machine's own is left out, also where an option says it.
--- @tparam table a arguments of het.train
-function digest.of_recipe(a)
+local function recipe_of(a)
   local settings = native.settings or {}
   local compared = { saves = a.save ~= nil, keeps_best = a.keep_best ~= nil,
     resumes = a.resume or settings.resume or false,
@@ -108,13 +113,13 @@ function digest.of_recipe(a)
   for name, value in pairs(options.values()) do
     if not own[value] then compared.options[name] = value end
   end
-  return digest.text_of(compared)
+  return compared
 end
 
 local function hex(hash) return ("%x"):format(hash):sub(-8) end
 
 -- A value as messages show it: of functions, tensors and long texts what they are, and a hash of them; nil of others.
-local function shown(value)
+local function shown(value, hashes)
   local kind = type(value)
   if kind == "number" or kind == "boolean" then return text.value(value) end
   if kind == "string" then
@@ -123,42 +128,27 @@ local function shown(value)
   elseif kind == "function" then
     return ("a function (hash %s)"):format(hex(native.hash(lines_of(value))))
   elseif is_tensor(value) then
-    return ("a tensor %s %s (hash %s)"):format(value.dtype, text.shape(value.shape), hex(digest.hash_of(value)))
+    return ("a tensor %s %s (hash %s)"):format(value.dtype, text.shape(value.shape), hex(hash_once(value, hashes)))
   end
   return nil
 end
 
 -- Settings as lines "name = value"; of objects those that they were made with.
-local function list_settings(name, value, out, depth)
-  local words = shown(value)
+local function list_settings(name, value, out, depth, hashes)
+  local words = shown(value, hashes)
   if words then
     out[#out + 1] = ("%s = %s"):format(name, words)
   elseif type(value) == "table" and depth < 4 then
     local inner = value
     if debug.getmetatable(value) ~= nil then inner = rawget(value, "arguments") end
     for _, key in ipairs(type(inner) == "table" and text.keys(inner) or {}) do
-      list_settings(("%s.%s"):format(name, tostring(key)), inner[key], out, depth + 1)
+      list_settings(("%s.%s"):format(name, tostring(key)), inner[key], out, depth + 1, hashes)
     end
   end
 end
 
-local most_settings = 100   -- that ranks show each other
-
---- What a message on ranks with different recipes chooses from: a line "name = value" for each setting.
--- @tparam table a arguments of het.train
-function digest.settings(a)
-  local out = {}
-  for _, name in ipairs(text.keys(a)) do
-    if not own_affairs[name] then list_settings(name, a[name], out, 1) end
-  end
-  for _, name in ipairs(text.keys(options.values())) do
-    list_settings("--" .. name, options.values()[name], out, 1)
-  end
-  return table.concat(out, "\n", 1, math.min(#out, most_settings))
-end
-
--- What the ranks compare of the data, by name.
-local function compared_of(data)
+-- What the ranks compare of the data, by name: a corpus or pairs.
+local function data_of(data)
   if define.kind_of(data) == "pairs" then return data.arguments end
   local compared = { objective = data.objective, vocab = data.vocab, tokens = data.tokens,
     [data.native.mixed_packs and "tokens and shares (hash)" or "tokens (hash)"] = data.native.fingerprint }
@@ -168,18 +158,34 @@ local function compared_of(data)
   return compared
 end
 
---- What the ranks compare of the data.
--- @param data a corpus or pairs
-function digest.of_data(data)
-  return digest.text_of(compared_of(data))
+local most_settings = 100   -- that ranks show each other
+
+-- What a message on ranks that differ chooses from: a line "name = value" for each setting.
+-- @tparam table groups values by name, each with what stands before their names
+local function settings_of(groups, hashes)
+  local out = {}
+  for _, group in ipairs(groups) do
+    for _, name in ipairs(text.keys(group.values)) do
+      list_settings(group.prefix .. name, group.values[name], out, 1, hashes)
+    end
+  end
+  return table.concat(out, "\n", 1, math.min(#out, most_settings))
 end
 
---- What a message on ranks with different data chooses from: a line "name = value" for each setting.
-function digest.data_settings(data)
-  local out = {}
-  local compared = compared_of(data)
-  for _, name in ipairs(text.keys(compared)) do list_settings(name, compared[name], out, 1) end
-  return table.concat(out, "\n", 1, math.min(#out, most_settings))
+--- What the ranks of a run compare when they join.
+-- @tparam table a arguments of het.train
+-- @treturn table `recipe` and `data`: all that has to be alike, as texts; `settings` and `data_settings`: lines "name =
+-- value" of both, from which a message says what differs
+function digest.of_run(a)
+  local hashes, arguments, data = {}, {}, data_of(a.data)
+  for name, value in pairs(a) do
+    if not own_affairs[name] then arguments[name] = value end
+  end
+  local groups = { { prefix = "", values = arguments }, { prefix = "--", values = options.values() } }
+  return {
+    recipe = text_of(recipe_of(a), hashes), settings = settings_of(groups, hashes),
+    data = text_of(data, hashes), data_settings = settings_of({ { prefix = "", values = data } }, hashes),
+  }
 end
 
 return digest

@@ -182,10 +182,9 @@ function meeting.join(self)
     rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
     links = self.pace and self.pace.links,
-    recipe = digest.of_recipe(a), settings = digest.settings(a), data = digest.of_data(a.data),
-    data_settings = digest.data_settings(a.data),
     device = self.device, memory = native.device(self.device):available_bytes(),
   }
+  for name, words in pairs(digest.of_run(a)) do joining[name] = words end
   fault.in_phase "start"
   if settings.elastic then
     elastic.join(self, joining)

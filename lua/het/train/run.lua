@@ -47,7 +47,8 @@ end
 -- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
-  self.initial, self.goes_on = {}, false   -- what is there, by name; whether it is a save's training state
+  self.initial = {}       -- the tensors that a save or a folder has, by name
+  self.goes_on = false    -- whether a save has them, with what its optimizer kept
   local state = { set_initial = function(_, name, tensor)
     self.state:set_initial(name, tensor)
     self.initial[name] = true
@@ -266,8 +267,9 @@ function Run:write_text(options, emit, begin)
   local state = self:gather()
   if not state then return nil end
   if not self.generator or self.cluster then
+    local ends = is_model(a.model) and rawget(a.model, "ends") or tokenizer.ends_by_name(a.data:vocabulary())
     self.generator = generate.new { model = a.model, state = state, precision = a.precision, context = self.context,
-      vocab = a.data.vocab, ends = tokenizer.ends_by_name(a.data:vocabulary()) }
+      vocab = a.data.vocab, ends = ends }
   end
   if begin then begin() end
   return self.generator:text(a.data, options, emit)
