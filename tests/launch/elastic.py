@@ -63,19 +63,22 @@ class Elastic(unittest.TestCase):
         environment = {'HETRUN_FAULT': ', '.join(faults), **({'HETRUN_HOST': host} if host else {})}
         return self.start(*words, environment=environment, **more)
 
-    def waiting_to_join(self, place, *words, workers=1, **more):
-        """Ranks of another machine, at least one of which waits to join a run: equal sentences are said once."""
-        machine = self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=workers, elastic=None, **more)
-        self.until_said(machine, 'waits to join')
-        return machine
+    def waiting_to_join(self, place, *words, count=1, **more):
+        """Processes that all wait to join a run. Each has a launcher, since a launcher says equal sentences of its
+        ranks once; and a rank that still measures its device might come after the steps until the next one held."""
+        newcomers = [self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=1, elastic=None, **more)
+                     for _ in range(count)]
+        for newcomer in newcomers:
+            self.until_said(newcomer, 'waits to join')
+        return newcomers
 
-    def let_join(self, head, place, step, *words, workers, members, **more):
-        """Ranks of another machine, which wait to join a run that is held before a step, and come in when it goes on:
-        together, or one after the other, until it has so many members."""
-        machine = self.waiting_to_join(place, *words, workers=workers, **more)
+    def let_join(self, head, place, step, *words, count, members, **more):
+        """Processes that wait to join a run that is held before a step, and come in when it goes on: together, or one
+        after the other, until it has so many members."""
+        newcomers = self.waiting_to_join(place, *words, count=count, **more)
         self.go(step)
         self.until_generation(head, lambda generation: generation['members'] == members)
-        return machine
+        return newcomers
 
     def until(self, process, is_it, what):
         deadline = time.monotonic() + WAIT
@@ -228,16 +231,14 @@ class Elastic(unittest.TestCase):
         head = self.start_held({10: 0, 30: 0}, '--reversed', f'--listen={place}', workers=3, elastic='2:5',
                                host='machine-a')
         self.until_step(head, 9)
-        # Each measures first, which may take longer than the steps until the next one that is held.
-        machines = [self.waiting_to_join(place, '--reversed', environment={'HETRUN_HOST': 'machine-b'}) for _ in range(2)]
-        self.go(10)
-        self.until_generation(head, lambda generation: generation['members'] == 5)
+        newcomers = self.let_join(head, place, 10, '--reversed', count=2, members=5,
+                                  environment={'HETRUN_HOST': 'machine-b'})
         self.until_step(head, 29)
         os.kill(self.ranks(head)[1], signal.SIGKILL)
         self.go(30)
         _, err = self.ended(head)
-        for machine in machines:
-            self.ended(machine)
+        for newcomer in newcomers:
+            self.ended(newcomer)
         self.assertRegex(err, r'(?s)machine_b:1 +cpu\S* +0-0 .*machine_a:0 +cpu\S* +4-5 ')
         self.assert_same_curve(right)
 
@@ -246,12 +247,12 @@ class Elastic(unittest.TestCase):
         place = f'127.0.0.1:{free_port()}'
         head = self.start_held({10: 0, 60: 0}, f'--listen={place}', workers=2)
         self.until_step(head, 9)
-        machine = self.let_join(head, place, 10, workers=2, members=4)
+        newcomers = self.let_join(head, place, 10, count=2, members=4)
         self.until_step(head, 59)
         for rank in self.ranks(head).values():
             os.kill(rank, signal.SIGKILL)
-        out, _ = self.ended(machine)
-        self.assertRegex(out, '^the ')   # it spoke for the run in the end
+        out = ''.join(self.ended(newcomer)[0] for newcomer in newcomers)
+        self.assertRegex(out, '^the ')   # one of them spoke for the run in the end
         _, err = self.ended(head)
         self.assertIn('the ranks of this machine are gone; others may go on by its store', err)
         generations = self.generations()
@@ -265,10 +266,10 @@ class Elastic(unittest.TestCase):
         place = f'127.0.0.1:{free_port()}'
         head = self.start_held({10: 0, 30: 0}, f'--listen={place}', workers=1, elastic='1:2')
         self.until_step(head, 9)
-        machine = self.let_join(head, place, 10, workers=1, members=2)
+        [newcomer] = self.let_join(head, place, 10, count=1, members=2)
         self.go(30)
         self.ended(head)
-        self.ended(machine)
+        self.ended(newcomer)
         self.assert_same_curve(right)
 
     def test_a_run_begins_when_as_many_are_there_as_it_needs_at_least(self):
@@ -291,11 +292,10 @@ class Elastic(unittest.TestCase):
         self.go(10)
         self.until_generation(head, lambda generation: generation['members'] == 1)
         self.until_step(head, 19)
-        machine = self.start(f'--join={place}', '--warn-after=0.2s', workers=2, elastic=None)
-        self.until_said(machine, 'waits to join')
-        self.go(20)
+        newcomers = self.let_join(head, place, 20, count=2, members=3)
         self.ended(head)
-        self.ended(machine)
+        for newcomer in newcomers:
+            self.ended(newcomer)
         self.assertEqual(max(generation['members'] for generation in self.generations()), 3)
         self.assert_same_curve(right)
 
@@ -305,10 +305,11 @@ class Elastic(unittest.TestCase):
         place = f'127.0.0.1:{free_port()}'
         head = self.start_held({10: 0, 60: 0}, f'--listen={place}', workers=4, elastic='1:64')
         self.until_step(head, 9)
-        machine = self.let_join(head, place, 10, workers=3, members=6)
+        newcomers = self.let_join(head, place, 10, count=3, members=6)
         self.go(60)
         self.ended(head)
-        self.ended(machine)
+        for newcomer in newcomers:
+            self.ended(newcomer)
         self.assertEqual(max(generation['members'] for generation in self.generations()), 6)
         self.assert_same_curve(right)
 
@@ -591,14 +592,12 @@ class Elastic(unittest.TestCase):
         head = self.start_held({10: 0, 60: 0}, '--spread', '--sharded', f'--listen={place}', workers=2, elastic='1:5',
                                host='alpha')
         self.until_step(head, 9)
-        machine = self.start(f'--join={place}', '--spread', '--sharded', '--warn-after=0.2s', workers=3, elastic=None,
-                             environment={'HETRUN_HOST': 'beta'})
-        self.until_said(machine, 'waits to join', 1)
-        self.go(10)
-        self.until_generation(head, lambda generation: generation['members'] == 5)
+        newcomers = self.let_join(head, place, 10, '--spread', '--sharded', count=3, members=5,
+                                  environment={'HETRUN_HOST': 'beta'})
         self.until_step(head, 59)
-        for rank in self.ranks(machine).values():
-            os.kill(rank, signal.SIGKILL)
+        for newcomer in newcomers:
+            for rank in self.ranks(newcomer).values():
+                os.kill(rank, signal.SIGKILL)
         self.go(60)
         _, err = self.ended(head)
         self.assertRegex(err, r'read from snapshots in memory')
