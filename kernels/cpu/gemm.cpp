@@ -23,10 +23,10 @@ constexpr bool kWide = kLanes == 16;
 constexpr int kDepth = kWide ? 512 : 256;  // words of k of one block
 constexpr int kBlockRows = 240;            // rows of A at a time: at most 480 KiB, in the second-level cache
 constexpr int kRowStride = kDepth + 16;    // of packed A: off the power of two, for the cache's sets
-constexpr int kColumnStride = kWide ? kBlockRows + 32 : kRows;  // of packed A when its columns are adjacent
-constexpr int64_t kPackedBytes = int64_t{16} << 20;             // of B at most
-constexpr int64_t kMostColumns = 2048;     // of C at a time, so that packed B stays in a cache
-constexpr int64_t kScratchColumns = 1024;  // of C kept in f32 before it is narrowed
+constexpr int kPairStride = kBlockRows + 32;         // of A packed in pairs, its columns adjacent
+constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
+constexpr int64_t kMostColumns = 2048;               // of C at a time, so that packed B stays in a cache
+constexpr int64_t kScratchColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kOwnCopies = int64_t{1} << 19;  // bytes of packed B up to which every thread makes a copy
@@ -36,7 +36,7 @@ constexpr int64_t kManyTimes = 256;               // rows or columns for which a
 constexpr int64_t kInPlaceStride = 1024;  // of rows walked in place: the hardware looks ahead within a page
 
 constexpr int64_t kBlockFloats =
-    std::max(int64_t{kBlockRows} * kRowStride, int64_t{kDepth} * (kWide ? kColumnStride : kBlockRows));
+    std::max(int64_t{kBlockRows} * kRowStride, int64_t{kDepth} * (kWide ? kPairStride : kBlockRows));
 static_assert(kBlockRows % kRows == 0);  // tiles of fewer rows take no more room
 
 // ---- packing ----
@@ -87,15 +87,13 @@ void pack_tiles(const T* a, int64_t stride, int64_t terms, int64_t rows, float* 
   }
 }
 
-// Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (to[p * kColumnStride + i], or
-// tile by tile).
+// Block of A: rows adjacent in k ("row" order: to[i * kRowStride + p]) or in m (tile by tile, or in pairs:
+// to[p * kPairStride + i]).
 template <typename Word, typename T>
-void pack_a(const T* a, const GemmShape& s, bool by_tiles, int64_t rows, int64_t terms, float* to) {
+void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t terms, float* to) {
   if constexpr (Word::kTerms == 1) {
     if (s.a_col == 1)
       for (int64_t i = 0; i < rows; ++i) copy_row(a + i * s.a_row, terms, to + i * kRowStride);
-    else if (!by_tiles)
-      for (int64_t p = 0; p < terms; ++p) copy_row(a + p * s.a_col, rows, to + p * kColumnStride);
     else
       pack_tiles(a, s.a_col, terms, rows, to);
   }
@@ -104,7 +102,7 @@ void pack_a(const T* a, const GemmShape& s, bool by_tiles, int64_t rows, int64_t
     if (s.a_col == 1)
       for (int64_t i = 0; i < rows; ++i) pack_pair_row(a + i * s.a_row, terms, to + i * kRowStride);
     else
-      pack_pair_lines(a, s.a_col, terms, rows, to, kColumnStride);
+      pack_pair_lines(a, s.a_col, terms, rows, to, kPairStride);
   }
 #endif
 }
@@ -246,7 +244,6 @@ Gemm::Gemm(const GemmShape& shape, std::optional<bool> large_in_place) : shape_(
   const bool packs = (large_a || large_b) && !(large_in_place ? *large_in_place : reads_large_in_place());
   if (large_a && packs) a_in_place_ = false;
   if (large_b && packs) b_in_place_ = false;
-  a_by_tiles_ = !pairs_ && s.a_col != 1 && (!kWide || (packs && is_large_a(s)));
   const bool narrow = s.c_type != DType::f32 && words_ > kDepth;
   if (b_in_place_) {
     columns_ = s.n;
@@ -344,19 +341,17 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
       const int64_t p = words.begin, depth = words.end - words.begin;
       const int64_t term = p * Word::kTerms, terms = smaller(words.end * Word::kTerms, s.k) - term;
       const std::byte* corner_of_a = element(a, s.a_type, i * s.a_row + term * s.a_col);
-      Left left_operand{packed_a,
-                        s.a_col == 1  ? kRowStride
-                        : a_by_tiles_ ? kRows
-                                      : kColumnStride,
-                        s.a_col == 1 ? Order::row : Order::column, a_by_tiles_ ? kRows * terms : 0};
+      Left left_operand{packed_a, kRowStride, s.a_col == 1 ? Order::row : Order::column};
       if (a_in_place_) {
         left_operand.data = reinterpret_cast<const float*>(corner_of_a);
         left_operand.stride = s.a_col == 1 ? s.a_row / Word::kTerms : s.a_col;
-        left_operand.tile = 0;
       } else {
+        if (s.a_col != 1) {
+          left_operand.stride = Word::kTerms == 1 ? kRows : kPairStride;
+          left_operand.tile = Word::kTerms == 1 ? kRows * terms : 0;
+        }
         with_operand<Word>(s.a_type, [&](auto type) {
-          pack_a<Word>(reinterpret_cast<const decltype(type)*>(corner_of_a), s, a_by_tiles_, count, terms,
-                       packed_a);
+          pack_a<Word>(reinterpret_cast<const decltype(type)*>(corner_of_a), s, count, terms, packed_a);
         });
       }
       const Start start = p > 0 || s.add ? Start::sum : bias != nullptr ? Start::bias : Start::zero;

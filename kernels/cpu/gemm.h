@@ -100,7 +100,6 @@ class Gemm {
   bool split_rows_ = true;  // threads share out rows of C, else columns
   bool few_rows_ = false;   // too few rows to pay for packing B
   bool a_in_place_ = false, b_in_place_ = false;
-  bool a_by_tiles_ = false;  // packed A, its columns adjacent, lies tile by tile
   bool shared_b_ = false;  // threads pack parts of one B for all, and wait for each other; else each its own
   int64_t columns_ =
       0;  // of C made at a time: all, or as many as packed B has room for (a multiple of kPanel)

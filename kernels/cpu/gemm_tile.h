@@ -249,6 +249,14 @@ enum class Start : uint8_t { zero, bias, sum };  // what the sums begin with
 // Where the left operand of a tile lies: row i, column p at data[i * stride + p], or at data[p * stride + i].
 enum class Order : uint8_t { row, column };
 
+// Rows of a panel that are fetched ahead into the first-level cache. With wide vectors a panel is larger than
+// that.
+inline constexpr int64_t kAhead = kLanes == 16 ? 16 : 0;
+HET_INLINE void prefetch_row(const float* row) {
+  if constexpr (kAhead > 0)
+    for (int v = 0; v < 2; ++v) __builtin_prefetch(row + v * kLanes);
+}
+
 // C[R, columns] of one panel over `depth` words of k; row p of the panel lies at b[p * b_stride]. Rows of A
 // are walked by one pointer for every three, which leaves registers for the addresses of all twelve.
 template <int R, Order order, typename Word, typename T>
@@ -273,6 +281,7 @@ void tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, in
     for (int g = 0; g < kPointers; ++g) rows[g] = a + 3 * g * a_stride;
     for (int64_t p = 0; p < depth; ++p) {
       const Vector b0 = load(b), b1 = load(b + kLanes);
+      prefetch_row(b + kAhead * b_stride);
       b += b_stride;
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
@@ -286,6 +295,7 @@ void tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, in
   } else {
     for (int64_t p = 0; p < depth; ++p) {
       const Vector b0 = load(b), b1 = load(b + kLanes);
+      prefetch_row(b + kAhead * b_stride);
       b += b_stride;
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
