@@ -540,6 +540,20 @@ class CommandLine(Case):
         (self.folder / 'one.txt').write_text('t')
         self.refused('eval runs/gpt --text=one.txt', 'one.txt has 1 tokens; there is nothing to predict')
 
+    def test_a_long_evaluation_says_how_far_it_is_and_its_loss_when_it_is_interrupted(self):
+        (self.folder / 'own.lua').write_text(OWN)
+        self.hetrun('own.lua', '--quiet', '--whole', '--allow-write=runs/gpt')
+        words = (self.folder / 'text.txt').read_text()
+        (self.folder / 'long.txt').write_text(words * (24_000_000 // len(words)))
+        process = subprocess.Popen([HETRUN, 'eval', 'runs/gpt', '--text=long.txt'], cwd=self.folder, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        self.assertRegex(process.stderr.readline(), r'^\d+ of \d+ tokens  loss \d+\.\d{4}  .+ tokens/s  .+ left\n$')
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (130, ''), err)
+        self.assertRegex(err, r'(?m)^the first \d+ tokens: loss \d+\.\d{6}$')
+
     def test_a_folder_is_converted(self):
         (self.folder / 'own.lua').write_text(OWN)
         self.hetrun('own.lua', '--quiet', '--whole', '--allow-write=runs/gpt')

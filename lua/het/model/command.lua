@@ -6,6 +6,7 @@ local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
 local subcommand = require "het.program.subcommand"
 local suggest = require "het.language.suggest"
+local text = require "het.text"
 local tokenizer = require "het.model.tokenizer"
 
 local command = {}
@@ -198,8 +199,21 @@ local function window(ids, first, context)
   return inputs, labels
 end
 
--- The summed loss of all windows, `samples` of them at once.
-local function summed_loss(opened, ids, context, samples, precision)
+-- Says every few seconds how far an evaluation of `tokens` tokens is; function(their number so far, their summed loss).
+local function progress_of(tokens)
+  local began = native.clock()
+  local said = began
+  return function(done, sum)
+    local now = native.clock()
+    if native.settings.quiet or now - said < 5 or done >= tokens then return end
+    said = now
+    native.write("stderr", ("%d of %d tokens  loss %.4f  %s tokens/s  %s left\n"):format(done, tokens, sum / done,
+      text.count(done / (now - began)), text.duration((tokens - done) * (now - began) / done)))
+  end
+end
+
+-- The summed loss of all windows, `samples` of them at once. `report`: as progress_of gives it, or nil.
+local function summed_loss(opened, ids, context, samples, precision, report)
   local made = graphs.evaluation { model = opened.model, loss = opened.loss, inputs = { "i32", { samples, context } },
     labels = { "i32", { samples, context } }, precision = precision, seed = 0 }
   local executor = native.executor(native.program(made.graph, { microbatches = 1 }), opened.state)
@@ -211,8 +225,14 @@ local function summed_loss(opened, ids, context, samples, precision)
     for s = 1, samples do inputs[s], labels[s] = window(ids, first + (s - 1) * context, context) end
     executor:write("inputs", native.tensor(inputs, "i32", { samples, context }), 1)
     executor:write("labels", native.tensor(labels, "i32", { samples, context }), 1)
-    if not executor:run() then errors.raise("interrupted", "interrupted") end
+    if not executor:run() then
+      if first > 1 and not native.settings.quiet then
+        native.write("stderr", ("the first %d tokens: loss %.6f\n"):format(first - 1, sum / (first - 1)))
+      end
+      errors.raise("interrupted", "interrupted")
+    end
     sum = sum + executor:number "loss"
+    if report then report(math.min(first - 1 + samples * context, #ids - 1), sum) end
   end
   return sum
 end
@@ -220,15 +240,16 @@ end
 -- The same; a last window that the model computes as a short text, and the others not, is not filled up.
 local function summed_loss_of_text(opened, ids, context, samples, precision)
   local rest, most_short = (#ids - 1) % context, generate.most_short(opened.model)
+  local report = progress_of(#ids - 1)
   if rest == 0 or rest > most_short or context <= most_short then
-    return summed_loss(opened, ids, context, samples, precision)
+    return summed_loss(opened, ids, context, samples, precision, report)
   end
   local whole, last = {}, {}
   for i, id in ipairs(ids) do
     if i <= #ids - rest then whole[#whole + 1] = id end
     if i >= #ids - rest then last[#last + 1] = id end
   end
-  local sum = #whole > 1 and summed_loss(opened, whole, context, samples, precision) or 0
+  local sum = #whole > 1 and summed_loss(opened, whole, context, samples, precision, report) or 0
   return sum + summed_loss(opened, last, rest, 1, precision)
 end
 
