@@ -2,6 +2,7 @@
 // at a time, in f32, transposed: [classes, rows]. Reading the large weight as the left operand needs no
 // repacked copy of it, and the softmax runs over many rows at once. Gradients of logits are f32; matrix units
 // round them to bf16 for the products with weights and hidden states that are bf16.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -31,6 +32,18 @@ float sum_in_order(const float* values, int64_t count) {
 
 // ---- on given logits [rows, classes] ----
 
+// Many small terms beside a large one are lost in one f32 sum: each rounds away. So terms are summed some at
+// a time, and what rounding takes of these sums is put to the next one (Kahan, "Further remarks on reducing
+// truncation errors", 1965).
+struct ExactSum {
+  Vector total{}, excess{};  // the total is more than the sum by `excess`
+  HET_INLINE void add(Vector terms) {
+    const Vector more = terms - excess, now = total + more;
+    excess = (now - total) - more;
+    total = now;
+  }
+};
+
 template <typename T>
 float row_lse(const T* row, int64_t classes) {
   Vector larger = splat(-std::numeric_limits<float>::infinity());
@@ -38,9 +51,16 @@ float row_lse(const T* row, int64_t classes) {
     larger = maximum(larger, keep(load(row + j, lanes), lanes, -std::numeric_limits<float>::infinity()));
   });
   const float most = maximum_of(larger);
-  Vector sum{};
-  for_lanes(classes, [&](int64_t j, auto lanes) { sum += keep(exp(load(row + j, lanes) - most), lanes, 0); });
-  return most + std::log(sum_of(sum));
+  constexpr int64_t kTogether = 32 * kLanes;
+  ExactSum sum;
+  for (int64_t first = 0; first < classes; first += kTogether) {
+    Vector terms{};
+    for_lanes(std::min(kTogether, classes - first), [&](int64_t j, auto lanes) {
+      terms += keep(exp(load(row + first + j, lanes) - most), lanes, 0);
+    });
+    sum.add(terms);
+  }
+  return most + std::log(sum_of(sum.total));
 }
 
 // y: sign * (the label's logit - log Σ exp) of each row, 0 where the label is `ignore`.
@@ -196,11 +216,11 @@ struct Classifier {
     return s;
   }
 
-  // Floats: logits, dhidden of a tile in f32; lse, factor of its rows; then losses of all rows.
+  // Floats: logits, dhidden of a tile in f32; lse, factor, sums of its rows; then losses of all rows.
   int64_t own_floats() const {
     const int64_t count = tile_rows();
     return (classes * count + 15) / 16 * 16 + (dhidden ? (count * width + 15) / 16 * 16 : 0) +
-           4 * (count + 16) + rows + 16;
+           5 * (count + 16) + rows + 16;
   }
   int64_t gemm_bytes() const {
     int64_t most = 0;
@@ -232,7 +252,7 @@ struct Classifier {
     float* own_dhidden = logits + (classes * most_rows + 15) / 16 * 16;
     float* own_lse = own_dhidden + (dhidden ? (most_rows * width + 15) / 16 * 16 : 0);
     float *factor = own_lse + most_rows + 16, *running = factor + most_rows + 16,
-          *largest = running + most_rows + 16;
+          *excess = running + most_rows + 16, *largest = excess + most_rows + 16;
     float* losses = largest + most_rows + 16;
     const float* biases = bias ? a.in<float>(operand() + 2) : nullptr;
     if (differentiates() && tiles == 0) clear_sums(a);
@@ -247,7 +267,7 @@ struct Classifier {
         lse = a.in<float>(5) + share.begin;
         if (bias) add_bias(logits, biases, count);
       } else {
-        statistics(logits, biases, count, own_lse, largest, running);
+        statistics(logits, biases, count, own_lse, largest, running, excess);
       }
       for (int64_t r = 0; r < count; ++r) {
         const int64_t row = share.begin + r, label = labels[row] - first;
@@ -335,12 +355,12 @@ struct Classifier {
   // Adds the bias and finds lse[r] of every column. Threads share out the columns; classes go by in chunks,
   // so that the running sum is rescaled rarely.
   void statistics(float* logits, const float* biases, int64_t count, float* lse, float* largest,
-                  float* running) const {
+                  float* running, float* excess) const {
     parallel_for(count, row_grain(kHeavyGrain, classes) + kLanes, [&](int64_t begin, int64_t end) {
       const int64_t n = end - begin;
       for (int64_t r = begin; r < end; ++r) {
         largest[r] = -std::numeric_limits<float>::infinity();
-        running[r] = 0;
+        running[r] = excess[r] = 0;
       }
       for (int64_t first = 0; first < classes; first += kStatisticsChunk) {
         const int64_t last = first + kStatisticsChunk < classes ? first + kStatisticsChunk : classes;
@@ -356,10 +376,14 @@ struct Classifier {
             }
             most = maximum(most, x);
           }
-          Vector sum = load(running + r, lanes) * exp(before - most);
-          for (int64_t j = first; j < last; ++j) sum += exp(load(logits + j * count + r, lanes) - most);
+          const Vector scale = exp(before - most);
+          ExactSum sum{load(running + r, lanes) * scale, load(excess + r, lanes) * scale};
+          Vector terms{};
+          for (int64_t j = first; j < last; ++j) terms += exp(load(logits + j * count + r, lanes) - most);
+          sum.add(terms);
           store(largest + r, most, lanes);
-          store(running + r, sum, lanes);
+          store(running + r, sum.total, lanes);
+          store(excess + r, sum.excess, lanes);
         });
       }
       for_lanes(n, [&](int64_t i, auto lanes) {

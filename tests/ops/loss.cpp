@@ -124,6 +124,17 @@ std::vector<Case> loss_cases() {
                         .rounding(0b1100));
     cases.back().dtypes = {DType::bf16};
   }
+  // Two likely classes among many that hardly are, whose probabilities add up to 0.002 all the same.
+  std::vector<double> logits(60003, -17);
+  logits[4] = 0;
+  logits[7] = -1;
+  const OperandCase likely = OperandCase{Kind::i32, {1}}.of({7});
+  cases.push_back({"cross_entropy", {T({1, 60003}).of(logits), likely, scale}, {}, kRows});
+  cases.push_back({"log_probability", {T({1, 60003}).of(logits), likely}, {}, kRows});
+  for (const char* op : {"linear_cross_entropy", "linear_cross_entropy_training"})
+    cases.push_back(
+        Case{op, {T({1, 1}).of({1}), T({60003, 1}).of(logits), absent(), likely, scale}, {}, kProducts}
+            .rounding(0b1100));
   // Logits so large that exp of them is infinite.
   Case large{"cross_entropy",
              {T({3, 4}).of({1000, 0, -1000, 999, 500, 500, -500, 0}), I32({3}, 0, 4), scale},
