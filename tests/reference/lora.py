@@ -6,6 +6,7 @@ the tensor are PEFT's.
 
 usage: lora.py HETRUN [names of cases]    (exit code 77: transformers or peft is not installed)
 """
+import functools
 import json
 import pathlib
 import struct
@@ -215,14 +216,14 @@ def check(hetrun, name, make, folder, **targets):
     return problem
 
 
-def check_language_part(hetrun, name, make, folder):
+def check_language_part(hetrun, name, make, folder, **patterns):
     """Adapters of a folder that has a vision tower, too, whose layers have adapters in PEFT: those of the language model count."""
     torch.manual_seed(5)
     base = make()
     spread(base)
     base.save_pretrained(folder / 'model')
     base.name_or_path = 'model'
-    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LLAMA))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LLAMA, **patterns))
     model.peft_config['default'].base_model_name_or_path = 'model'
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -245,6 +246,9 @@ def main():
     cases |= {f'parameters of {name}': (check_parameters, name) for name in PARAMETERS}
     cases |= {f'ranks of {name}': (check_patterns, name) for name in PATTERNS}
     cases['gemma3 with pictures'] = (check_language_part, 'gemma3 with pictures')
+    cases['ranks of gemma3 with pictures'] = (functools.partial(
+        check_language_part, rank_pattern={'v_proj': 2, 'model.language_model.layers.0.self_attn.q_proj': 6},
+        alpha_pattern={'language_model.layers.1.mlp.down_proj': 3}), 'gemma3 with pictures')
     makers = {**CASES, 'gemma3 with pictures': gemma3_with_pictures}
     for shown, (function, name) in cases.items():
         if sys.argv[2:] and not any(shown.startswith(word) for word in sys.argv[2:]):

@@ -76,6 +76,10 @@ function nested.whole_adapters(tensors)
   return whole
 end
 
+--- The name that a layer of the language model has in such a folder.
+-- @string name that of it alone
+function nested.whole_layer(name) return (name:gsub("^model%.", "model.language_model.")) end
+
 --- The layers with these ends of names in the language model of such a folder alone, as a regular expression of PEFT.
 -- @tparam {string,...} targets
 function nested.whole_targets(targets)

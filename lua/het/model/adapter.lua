@@ -124,13 +124,16 @@ end
 
 -- What the layers have whose rank or alpha differs from the default, by whole names: after "^" a name is not the end of
 -- another. nil where there are none.
-local function pattern_of(lora, what)
-  local pattern
+local function pattern_of(model, what)
+  local lora, pattern = model.lora, nil
   for _, group in ipairs(by_layer(lora.places)) do
     local place = group[1]
     if place[what] ~= lora[what] then
       pattern = pattern or {}
-      for _, name in ipairs(whole_names(place)) do pattern["^" .. name:gsub("%.", "\\.")] = place[what] end
+      for _, name in ipairs(whole_names(place)) do
+        if is_part(model) then name = nested.whole_layer(name) end
+        pattern["^" .. name:gsub("%.", "\\.")] = place[what]
+      end
     end
   end
   return pattern
@@ -143,7 +146,7 @@ function adapter.config(model)
   return {
     peft_type = "LORA", task_type = family and family.name ~= "bert" and "CAUSAL_LM" or native.null,
     base_model_name_or_path = rawget(model, "base_folder") or native.null, r = lora.rank, lora_alpha = lora.alpha,
-    rank_pattern = pattern_of(lora, "rank"), alpha_pattern = pattern_of(lora, "alpha"),
+    rank_pattern = pattern_of(model, "rank"), alpha_pattern = pattern_of(model, "alpha"),
     lora_dropout = lora.dropout,
     target_modules = is_part(model) and targets ~= native.null and nested.whole_targets(targets) or targets,
     target_parameters = lora.parameters or native.null, bias = "none", inference_mode = true,
@@ -232,7 +235,8 @@ end
 -- @string field "rank_pattern" or "alpha_pattern"
 -- @number default of layers that no key names
 -- @tparam table places those of the layers that have adapters
-function adapter.own(folder, keys, field, default, places)
+-- @param base the model without them
+function adapter.own(folder, keys, field, default, places, base)
   local own
   local function refuse(...)
     errors.usage("%s/%s: %s", folder, adapter.config_file, (...):format(select(2, ...)))
@@ -240,6 +244,7 @@ function adapter.own(folder, keys, field, default, places)
   for _, group in ipairs(keys and by_layer(places) or {}) do
     local value
     for i, name in ipairs(whole_names(group[1])) do
+      if rawget(base, "left_out") then name = nested.whole_layer(name) end
       local found = value_of(keys, name, field, refuse) or default
       if i > 1 and found ~= value then
         refuse("%s: the experts of %s have different values; all experts of a layer have one here", field,

@@ -599,8 +599,8 @@ local function load_adapter(folder, options)
   local places = define.is_unknown(whole) and {}
     or require("het.nn.lora").lora_places(whole, targets, config.parameters)
   local model = require("het.nn").lora { model = whole, rank = config.rank, alpha = config.alpha,
-    ranks = adapter.own(folder, config.ranks, "rank_pattern", config.rank, places),
-    alphas = adapter.own(folder, config.alphas, "alpha_pattern", config.alpha, places),
+    ranks = adapter.own(folder, config.ranks, "rank_pattern", config.rank, places, whole),
+    alphas = adapter.own(folder, config.alphas, "alpha_pattern", config.alpha, places, whole),
     dropout = config.dropout, targets = targets, parameters = config.parameters }
   if define.is_unknown(model) then return model end
   rawset(model, "folder", folder)
