@@ -1,15 +1,12 @@
 #include "planner/measured/prediction.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 
 #include <fmt/format.h>
 
-#include "core/base/error.h"
 #include "core/base/units.h"
 #include "planner/measured/links.h"
 #include "planner/measured/memory.h"
