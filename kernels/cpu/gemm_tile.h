@@ -249,8 +249,8 @@ enum class Start : uint8_t { zero, bias, sum };  // what the sums begin with
 // Where the left operand of a tile lies: row i, column p at data[i * stride + p], or at data[p * stride + i].
 enum class Order : uint8_t { row, column };
 
-// Rows of a panel that are fetched ahead into the first-level cache. With wide vectors a panel is larger than
-// that.
+// Rows of a panel of B to prefetch. With wide vectors a panel of a whole block (64 KiB) does not fit the
+// first-level cache.
 inline constexpr int64_t kAhead = kLanes == 16 ? 16 : 0;
 HET_INLINE void prefetch_row(const float* row) {
   if constexpr (kAhead > 0)

@@ -30,19 +30,19 @@ float sum_in_order(const float* values, int64_t count) {
   return static_cast<float>(total);
 }
 
-// ---- on given logits [rows, classes] ----
-
-// Many small terms beside a large one are lost in one f32 sum: each rounds away. So terms are summed some at
-// a time, and what rounding takes of these sums is put to the next one (Kahan, "Further remarks on reducing
-// truncation errors", 1965).
-struct ExactSum {
-  Vector total{}, excess{};  // the total is more than the sum by `excess`
-  HET_INLINE void add(Vector terms) {
-    const Vector more = terms - excess, now = total + more;
-    excess = (now - total) - more;
+// One f32 sum loses terms that are much smaller than it. So terms are added up in groups, and the rounding
+// error of each addition is carried into the next (Kahan, "Further remarks on reducing truncation errors",
+// 1965).
+struct CompensatedSum {
+  Vector total{}, compensation{};  // the total is too large by the compensation
+  HET_INLINE void add(Vector group) {
+    const Vector more = group - compensation, now = total + more;
+    compensation = (now - total) - more;
     total = now;
   }
 };
+
+// ---- on given logits [rows, classes] ----
 
 template <typename T>
 float row_lse(const T* row, int64_t classes) {
@@ -51,14 +51,14 @@ float row_lse(const T* row, int64_t classes) {
     larger = maximum(larger, keep(load(row + j, lanes), lanes, -std::numeric_limits<float>::infinity()));
   });
   const float most = maximum_of(larger);
-  constexpr int64_t kTogether = 32 * kLanes;
-  ExactSum sum;
-  for (int64_t first = 0; first < classes; first += kTogether) {
-    Vector terms{};
-    for_lanes(std::min(kTogether, classes - first), [&](int64_t j, auto lanes) {
-      terms += keep(exp(load(row + first + j, lanes) - most), lanes, 0);
+  constexpr int64_t kGroup = 32 * kLanes;
+  CompensatedSum sum;
+  for (int64_t first = 0; first < classes; first += kGroup) {
+    Vector group{};
+    for_lanes(std::min(kGroup, classes - first), [&](int64_t j, auto lanes) {
+      group += keep(exp(load(row + first + j, lanes) - most), lanes, 0);
     });
-    sum.add(terms);
+    sum.add(group);
   }
   return most + std::log(sum_of(sum.total));
 }
@@ -216,7 +216,8 @@ struct Classifier {
     return s;
   }
 
-  // Floats: logits, dhidden of a tile in f32; lse, factor, sums of its rows; then losses of all rows.
+  // Floats: logits, dhidden of a tile in f32; lse, factor, sums, compensations and maxima of its rows; then
+  // losses of all rows.
   int64_t own_floats() const {
     const int64_t count = tile_rows();
     return (classes * count + 15) / 16 * 16 + (dhidden ? (count * width + 15) / 16 * 16 : 0) +
@@ -252,7 +253,7 @@ struct Classifier {
     float* own_dhidden = logits + (classes * most_rows + 15) / 16 * 16;
     float* own_lse = own_dhidden + (dhidden ? (most_rows * width + 15) / 16 * 16 : 0);
     float *factor = own_lse + most_rows + 16, *running = factor + most_rows + 16,
-          *excess = running + most_rows + 16, *largest = excess + most_rows + 16;
+          *compensation = running + most_rows + 16, *largest = compensation + most_rows + 16;
     float* losses = largest + most_rows + 16;
     const float* biases = bias ? a.in<float>(operand() + 2) : nullptr;
     if (differentiates() && tiles == 0) clear_sums(a);
@@ -267,7 +268,7 @@ struct Classifier {
         lse = a.in<float>(5) + share.begin;
         if (bias) add_bias(logits, biases, count);
       } else {
-        statistics(logits, biases, count, own_lse, largest, running, excess);
+        statistics(logits, biases, count, own_lse, largest, running, compensation);
       }
       for (int64_t r = 0; r < count; ++r) {
         const int64_t row = share.begin + r, label = labels[row] - first;
@@ -355,12 +356,12 @@ struct Classifier {
   // Adds the bias and finds lse[r] of every column. Threads share out the columns; classes go by in chunks,
   // so that the running sum is rescaled rarely.
   void statistics(float* logits, const float* biases, int64_t count, float* lse, float* largest,
-                  float* running, float* excess) const {
+                  float* running, float* compensation) const {
     parallel_for(count, row_grain(kHeavyGrain, classes) + kLanes, [&](int64_t begin, int64_t end) {
       const int64_t n = end - begin;
       for (int64_t r = begin; r < end; ++r) {
-        largest[r] = -std::numeric_limits<float>::infinity();
-        running[r] = excess[r] = 0;
+        largest[r] = std::numeric_limits<float>::lowest();  // no infinity: classes may begin with -infinity
+        running[r] = compensation[r] = 0;
       }
       for (int64_t first = 0; first < classes; first += kStatisticsChunk) {
         const int64_t last = first + kStatisticsChunk < classes ? first + kStatisticsChunk : classes;
@@ -377,13 +378,13 @@ struct Classifier {
             most = maximum(most, x);
           }
           const Vector scale = exp(before - most);
-          ExactSum sum{load(running + r, lanes) * scale, load(excess + r, lanes) * scale};
-          Vector terms{};
-          for (int64_t j = first; j < last; ++j) terms += exp(load(logits + j * count + r, lanes) - most);
-          sum.add(terms);
+          CompensatedSum sum{load(running + r, lanes) * scale, load(compensation + r, lanes) * scale};
+          Vector group{};
+          for (int64_t j = first; j < last; ++j) group += exp(load(logits + j * count + r, lanes) - most);
+          sum.add(group);
           store(largest + r, most, lanes);
           store(running + r, sum.total, lanes);
-          store(excess + r, sum.excess, lanes);
+          store(compensation + r, sum.compensation, lanes);
         });
       }
       for_lanes(n, [&](int64_t i, auto lanes) {

@@ -73,10 +73,8 @@ __device__ float row_log_sum_exp(const T* row, const float* bias, int64_t n, flo
         sum *= __expf(most - larger);
         most = larger;
       }
-      float terms = 0;  // which are too small for `sum` one by one where many classes are unlikely
 #pragma unroll
-      for (int k = 0; k < N; ++k) terms += __expf(v[k] - most);
-      sum += terms;
+      for (int k = 0; k < N; ++k) sum += __expf(v[k] - most);
     }
   }
   const float all = block_max(most, scratch);

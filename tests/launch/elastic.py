@@ -64,8 +64,8 @@ class Elastic(unittest.TestCase):
         return self.start(*words, environment=environment, **more)
 
     def waiting_to_join(self, place, *words, count=1, **more):
-        """Processes that all wait to join a run. Each has a launcher, since a launcher says equal sentences of its
-        ranks once; and a rank that still measures its device might come after the steps until the next one held."""
+        """Processes that all wait to join a run, each with its launcher: a launcher prints equal sentences of its ranks
+        once, and a rank that is still measuring its device could join only after the next held step."""
         newcomers = [self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=1, elastic=None, **more)
                      for _ in range(count)]
         for newcomer in newcomers:

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <limits>
+
 #include "tests/ops/case.h"
 
 namespace het::ops_test {
@@ -131,10 +134,22 @@ std::vector<Case> loss_cases() {
   const OperandCase likely = OperandCase{Kind::i32, {1}}.of({7});
   cases.push_back({"cross_entropy", {T({1, 60003}).of(logits), likely, scale}, {}, kRows});
   cases.push_back({"log_probability", {T({1, 60003}).of(logits), likely}, {}, kRows});
-  for (const char* op : {"linear_cross_entropy", "linear_cross_entropy_training"})
-    cases.push_back(
-        Case{op, {T({1, 1}).of({1}), T({60003, 1}).of(logits), absent(), likely, scale}, {}, kProducts}
-            .rounding(0b1100));
+  const OperandCase one = T({1, 1}).of({1}), classes = T({60003, 1}).of(logits);
+  cases.push_back({"linear_cross_entropy", {one, classes, absent(), likely, scale}, {}, kProducts});
+  cases.push_back(
+      Case{"linear_cross_entropy_training", {one, classes, absent(), likely, scale}, {}, kProducts}.rounding(
+          0b1100));
+  cases.push_back({"linear_log_probability", {one, classes, absent(), likely}, {}, kProducts});
+  cases.push_back({"linear_log_sum_exp", {one, classes, absent(), likely}, {}, kProducts});
+  // Many classes that are masked by the bias, before the others.
+  std::vector<double> bias(50, -std::numeric_limits<double>::infinity());
+  std::fill(bias.begin() + 40, bias.end(), 0.5);
+  Case masked{"linear_cross_entropy",
+              {T({3, 4}), T({50, 4}), A({50}).of(bias), I32({3}, 40, 50), scale},
+              {},
+              kProducts};
+  masked.gradient = false;
+  cases.push_back(masked);
   // Logits so large that exp of them is infinite.
   Case large{"cross_entropy",
              {T({3, 4}).of({1000, 0, -1000, 999, 500, 500, -500, 0}), I32({3}, 0, 4), scale},

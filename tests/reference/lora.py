@@ -216,6 +216,18 @@ def check(hetrun, name, make, folder, **targets):
     return problem
 
 
+def as_of_the_language_model_alone(adapter):
+    """The adapters of the language model, by the names that they have where it is trained without the vision tower."""
+    tensors = safetensors.torch.load_file(adapter / 'adapter_model.safetensors')
+    safetensors.torch.save_file({name.replace('.language_model.', '.'): tensor for name, tensor in tensors.items()
+                                 if '.language_model.' in name}, adapter / 'adapter_model.safetensors')
+    config = json.loads((adapter / 'adapter_config.json').read_text())
+    for field in ('rank_pattern', 'alpha_pattern'):
+        config[field] = {key.replace('model.language_model.', '^model.').replace('language_model.', 'model.'): value
+                         for key, value in config[field].items()}
+    (adapter / 'adapter_config.json').write_text(json.dumps(config))
+
+
 def check_language_part(hetrun, name, make, folder, **patterns):
     """Adapters of a folder that has a vision tower, too, whose layers have adapters in PEFT: those of the language model count."""
     torch.manual_seed(5)
@@ -233,6 +245,8 @@ def check_language_part(hetrun, name, make, folder, **patterns):
     found = {'into hetrun': (their_logits(model) - our_logits(hetrun, folder, 'adapter')).abs().max().item()}
     again = in_peft(folder, base, 'runs/again')
     found['and back'] = (again - our_logits(hetrun, folder, 'runs/again')).abs().max().item()
+    as_of_the_language_model_alone(folder / 'adapter')
+    found['by other names'] = (their_logits(model) - our_logits(hetrun, folder, 'adapter')).abs().max().item()
     names = safetensors.torch.load_file(folder / 'runs/again/adapter_model.safetensors')
     odd = [key for key in names if not key.startswith('base_model.model.model.language_model.layers.')]
     print(f'{name}: {found}')

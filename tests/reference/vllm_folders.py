@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 
-from commands import TEMPLATE, TEXT, tokenizer
-from huggingface import spread, torch, transformers
-
 if importlib.util.find_spec('vllm') is None:
     print('vllm is not installed: skipped')
     sys.exit(77)
 os.environ.update(HF_HUB_OFFLINE='1', VLLM_CPU_KVCACHE_SPACE='1', VLLM_LOGGING_LEVEL='ERROR', VLLM_ENABLE_V1_MULTIPROCESSING='0')
+
+from commands import TEMPLATE, TEXT, tokenizer  # noqa: E402
+from huggingface import spread, torch, transformers  # noqa: E402
 
 CONTEXT, WRITTEN = 32, 12
 # Heads of 32 are the smallest that vLLM computes on processors.
@@ -83,7 +83,7 @@ def check(hetrun, family, folder):
     if family in FAMILIES:   # a model from scratch has no template
         ours.append(json.loads(run(hetrun, folder, *words, '--chat'))['text'])
         theirs.append(model.chat([{'role': 'user', 'content': prompt}], greedy, use_tqdm=False)[0].outputs[0].text)
-    if ours != theirs:
+    if ours != theirs or not any(ours):
         return f'hetrun writes {ours}, vLLM {theirs}'
     print(f'{family}: {ours}')
     return None

@@ -77,8 +77,14 @@ function nested.whole_adapters(tensors)
 end
 
 --- The name that a layer of the language model has in such a folder.
--- @string name that of it alone
+-- @string name its name in the language model alone
 function nested.whole_layer(name) return (name:gsub("^model%.", "model.language_model.")) end
+
+--- All names by which adapters of such a folder may call a layer of the language model: of the folder, as transformers
+-- names it now and as it did first, and of the language model alone.
+-- @string name its name in the language model alone
+-- @treturn {string,...}
+function nested.layer_names(name) return { nested.whole_layer(name), "language_model." .. name, name } end
 
 --- The layers with these ends of names in the language model of such a folder alone, as a regular expression of PEFT.
 -- @tparam {string,...} targets

@@ -125,13 +125,13 @@ end
 -- What the layers have whose rank or alpha differs from the default, by whole names: after "^" a name is not the end of
 -- another. nil where there are none.
 local function pattern_of(model, what)
-  local lora, pattern = model.lora, nil
+  local lora, is_nested, pattern = model.lora, is_part(model), nil
   for _, group in ipairs(by_layer(lora.places)) do
     local place = group[1]
     if place[what] ~= lora[what] then
       pattern = pattern or {}
       for _, name in ipairs(whole_names(place)) do
-        if is_part(model) then name = nested.whole_layer(name) end
+        if is_nested then name = nested.whole_layer(name) end
         pattern["^" .. name:gsub("%.", "\\.")] = place[what]
       end
     end
@@ -210,19 +210,26 @@ local function pattern_in(config, field, refuse)
   return list
 end
 
--- What the keys of a pattern give a name, and the key that does; nil where none does. PEFT takes the first key that
--- matches, but their order in the file is not kept.
-local function value_of(keys, name, field, refuse)
+-- Does a key of a pattern match one of a layer's names?
+local function matches(key, names)
+  for _, pattern in ipairs(key.patterns) do
+    for _, name in ipairs(names) do
+      if name:find(pattern) then return true end
+    end
+  end
+end
+
+-- What the keys of a pattern give a layer; nil where none does. PEFT takes the first key that matches, but their order
+-- in the file is not kept. `names`: those that the layer may have.
+local function value_of(keys, names, field, refuse)
   local value, by
   for _, each in ipairs(keys) do
-    for _, pattern in ipairs(each.patterns) do
-      if name:find(pattern) then
-        if by and value ~= each.value then
-          refuse("%s: %s and %s give %s different values; write a key for each layer, of its whole name", field,
-            text.value(by), text.value(each.key), name)
-        end
-        value, by = each.value, each.key
+    if matches(each, names) then
+      if by and value ~= each.value then
+        refuse("%s: %s and %s give %s different values; write a key for each layer, of its whole name", field,
+          text.value(by), text.value(each.key), names[1])
       end
+      value, by = each.value, each.key
     end
   end
   return value
@@ -244,8 +251,8 @@ function adapter.own(folder, keys, field, default, places, base)
   for _, group in ipairs(keys and by_layer(places) or {}) do
     local value
     for i, name in ipairs(whole_names(group[1])) do
-      if rawget(base, "left_out") then name = nested.whole_layer(name) end
-      local found = value_of(keys, name, field, refuse) or default
+      local names = rawget(base, "left_out") and nested.layer_names(name) or { name }
+      local found = value_of(keys, names, field, refuse) or default
       if i > 1 and found ~= value then
         refuse("%s: the experts of %s have different values; all experts of a layer have one here", field,
           name_in_file(group[1]))

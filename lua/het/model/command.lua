@@ -199,58 +199,63 @@ local function window(ids, first, context)
   return inputs, labels
 end
 
--- Says every few seconds how far an evaluation of `tokens` tokens is; function(their number so far, their summed loss).
+-- How far an evaluation is. Says so a second after its first window and every five seconds from then on.
 local function progress_of(tokens)
-  local began = native.clock()
-  local said = began
-  return function(done, sum)
+  local progress = { done = 0, sum = 0 }   -- tokens, and their summed loss
+  local began, said
+  function progress.start() began = began or native.clock() end
+  function progress.add(count, sum)
+    progress.done, progress.sum = progress.done + count, progress.sum + sum
     local now = native.clock()
-    if native.settings.quiet or now - said < 5 or done >= tokens then return end
+    if native.settings.quiet or progress.done >= tokens or now - (said or began) < (said and 5 or 1) then return end
     said = now
-    native.write("stderr", ("%d of %d tokens  loss %.4f  %s tokens/s  %s left\n"):format(done, tokens, sum / done,
-      text.count(done / (now - began)), text.duration((tokens - done) * (now - began) / done)))
+    native.write("stderr", ("%d of %d tokens  loss %.4f  %s tokens/s  %s left\n"):format(progress.done, tokens,
+      progress.sum / progress.done, text.count(progress.done / (now - began)),
+      text.duration((tokens - progress.done) * (now - began) / progress.done)))
   end
+  function progress.interrupt()
+    if progress.done > 0 and not native.settings.quiet then
+      native.write("stderr", ("the first %d tokens: loss %.6f\n"):format(progress.done, progress.sum / progress.done))
+    end
+    errors.raise("interrupted", "interrupted")
+  end
+  return progress
 end
 
--- The summed loss of all windows, `samples` of them at once. `report`: as progress_of gives it, or nil.
-local function summed_loss(opened, ids, context, samples, precision, report)
+-- Adds the loss of all windows, `samples` of them at once, to a progress.
+local function add_losses(progress, opened, ids, context, samples, precision)
   local made = graphs.evaluation { model = opened.model, loss = opened.loss, inputs = { "i32", { samples, context } },
     labels = { "i32", { samples, context } }, precision = precision, seed = 0 }
   local executor = native.executor(native.program(made.graph, { microbatches = 1 }), opened.state)
   if made.positions then executor:write("positions", native.arange(context, "i32")) end
   executor:write("scale", native.tensor({ 1 }, "f32"))
-  local sum = 0
+  progress.start()
   for first = 1, #ids - 1, samples * context do
     local inputs, labels = {}, {}
     for s = 1, samples do inputs[s], labels[s] = window(ids, first + (s - 1) * context, context) end
     executor:write("inputs", native.tensor(inputs, "i32", { samples, context }), 1)
     executor:write("labels", native.tensor(labels, "i32", { samples, context }), 1)
-    if not executor:run() then
-      if first > 1 and not native.settings.quiet then
-        native.write("stderr", ("the first %d tokens: loss %.6f\n"):format(first - 1, sum / (first - 1)))
-      end
-      errors.raise("interrupted", "interrupted")
-    end
-    sum = sum + executor:number "loss"
-    if report then report(math.min(first - 1 + samples * context, #ids - 1), sum) end
+    if not executor:run() then progress.interrupt() end
+    progress.add(math.min(samples * context, #ids - first), executor:number "loss")
   end
-  return sum
 end
 
--- The same; a last window that the model computes as a short text, and the others not, is not filled up.
-local function summed_loss_of_text(opened, ids, context, samples, precision)
+-- The summed loss; a last window that the model computes as a short text, and the others not, is not filled up.
+local function summed_loss(opened, ids, context, samples, precision)
   local rest, most_short = (#ids - 1) % context, generate.most_short(opened.model)
-  local report = progress_of(#ids - 1)
+  local progress = progress_of(#ids - 1)
   if rest == 0 or rest > most_short or context <= most_short then
-    return summed_loss(opened, ids, context, samples, precision, report)
+    add_losses(progress, opened, ids, context, samples, precision)
+    return progress.sum
   end
   local whole, last = {}, {}
   for i, id in ipairs(ids) do
     if i <= #ids - rest then whole[#whole + 1] = id end
     if i >= #ids - rest then last[#last + 1] = id end
   end
-  local sum = #whole > 1 and summed_loss(opened, whole, context, samples, precision, report) or 0
-  return sum + summed_loss(opened, last, rest, 1, precision)
+  if #whole > 1 then add_losses(progress, opened, whole, context, samples, precision) end
+  add_losses(progress, opened, last, rest, 1, precision)
+  return progress.sum
 end
 
 --- `hetrun eval FOLDER --text=FILE`. Returns the exit code.
@@ -286,7 +291,7 @@ function command.eval(program, ...)
   local windows = math.ceil((#ids - 1) / context)
   local samples = math.max(1, math.min(windows, math.floor(512 / context)))   -- short ones together
   local started = native.clock()
-  local loss = summed_loss_of_text(opened, ids, context, samples, given.precision) / (#ids - 1)
+  local loss = summed_loss(opened, ids, context, samples, given.precision) / (#ids - 1)
   local found = { loss = loss, perplexity = math.exp(loss), tokens = #ids - 1, windows = windows, context = context,
     seconds = native.clock() - started }
   if settings.json then
