@@ -8,14 +8,15 @@
 -- {"prompt": [{"role": "user", "content": "Hello"}], "chosen": [{"role": "assistant", "content": "Hi"}], "rejected":
 -- [{"role": "assistant", "content": "What?"}]}. Without a `prompt` it is what both answers begin with. Messages are
 -- written by the model's chat template. By default low-rank adapters are trained, and the model without them is what
--- it was; with --rank=0 all weights are, and a frozen copy of them is in memory too. The loss begins at log 2 = 0.6931.
+-- it was; with --rank=0 all weights are, and a frozen copy of them is in memory too. The loss begins at log 2 = 0.6931,
+-- in bf16 some percent beside it: the model and what it was are rounded at different places.
 -- Its figures: `accuracy`, the share of the pairs whose chosen answer has the greater reward; `margin`, by how much;
 -- `chosen` and `rejected`, these rewards.
 local het = require "het"
 local nn, op, optim = het.nn, het.op, het.optim
 
 local opt = het.options {
-  model      = { "model", "folder with config.json, model.safetensors and tokenizer.json", path = "read" },
+  model      = { "", "folder with config.json, model.safetensors and tokenizer.json", path = "read" },
   data       = { "pairs.jsonl", "pairs of answers: a file, or a folder of .jsonl files", path = "read" },
   holdout    = { 0.05, "share of the pairs kept for validation", fraction = true, min = 0, max = 0.9 },
   beta       = { 0.1, "how near the model stays to what it was: greater is nearer", fraction = true, above = 0 },
@@ -59,6 +60,7 @@ local function loss(logits, labels, scale, reference)
   }
 end
 
+if opt.model == "" then error("--model=FOLDER is missing: the model to begin with", 0) end
 local base = het.load(opt.model, { most_context = opt.context })
 
 return het.train {

@@ -16,7 +16,7 @@ local het = require "het"
 local nn, optim = het.nn, het.optim
 
 local opt = het.options {
-  model      = { "model", "folder with config.json, model.safetensors and tokenizer.json", path = "read" },
+  model      = { "", "folder with config.json, model.safetensors and tokenizer.json", path = "read" },
   data       = { "data.jsonl", "examples: a file, or a folder of .jsonl files", path = "read" },
   holdout    = { 0.05, "share of the examples kept for validation", fraction = true, min = 0, max = 0.9 },
   loss       = { "completion", "on tokens of completions and of the assistant, or on all",
@@ -40,6 +40,7 @@ local opt = het.options {
   save       = { "", "folder to save the model in; --resume goes on from there", path = "write" },
 }
 
+if opt.model == "" then error("--model=FOLDER is missing: the model to begin with", 0) end
 local base = het.load(opt.model, { most_context = opt.context })
 
 return het.train {

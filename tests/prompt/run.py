@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -554,8 +555,28 @@ class CommandLine(Case):
         self.assertRegex(process.stderr.readline(), r'^\d+ of \d+ tokens  loss \d+\.\d{4}  .+ tokens/s  .+ left\n$')
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, out), (130, ''), err)
-        self.assertRegex(err, r'(?m)^the first \d+ tokens: loss \d+\.\d{6}$')
+        self.assertEqual(process.returncode, 130, err)
+        self.assertRegex(out, r'^loss \d+\.\d{6}, perplexity \S+ over the first \d+ tokens\n$')
+
+    def test_a_model_does_not_fit_its_folder_or_its_data(self):
+        def train(model, data, *words):
+            (self.folder / 'recipe.lua').write_text(f'''local het = require "het"
+local data = het.data.text {{ {data} }}
+return het.train {{ model = {model}, data = data, context = 8, batch = 1, steps = 1, optimizer = het.optim.sgd {{ lr = 1e-3 }},
+  evaluate = {{ every = 0 }}, save = "runs/gpt" }}''')
+            return self.hetrun('recipe.lua', *words)[1]
+
+        train('het.nn.gpt { vocab = data.vocab, context = 8, width = 8, layers = 2, heads = 2 }', 'path = "text.txt"')
+        (self.folder / 'runs/gpt').rename(self.folder / 'runs/base')
+        (self.folder / 'few.txt').write_text('the het ' * 100)
+        other = "the data's vocabulary (char) is not that of the model in runs/base (char), whose weights know other tokens; " \
+                'vocabulary = "runs/base" takes that\n'
+        self.assertIn(other, train('het.load "runs/base"', 'path = "few.txt", tokenizer = "char"'))
+        shutil.rmtree(self.folder / 'runs/gpt')
+        self.assertNotIn('vocabulary', train('het.load "runs/base"', 'path = "few.txt", vocabulary = "runs/base"'))
+        path = self.folder / 'runs/base/config.json'
+        path.write_text(json.dumps({**json.loads(path.read_text()), 'n_layer': 1}))
+        self.refused('generate runs/base', "runs/base holds 'transformer.h.1.attn.c_attn.bias', but config.json says 1 layer")
 
     def test_a_folder_is_converted(self):
         (self.folder / 'own.lua').write_text(OWN)

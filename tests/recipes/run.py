@@ -305,6 +305,8 @@ return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + l
         # The model sees 64 tokens, fewer than the recipe's default.
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--model=runs/begin', '--data=chats.jsonl', '--steps=1', '--batch=2')
         self.assertIn('1 steps of 2 x 64 tokens', done.stderr)
+        done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--data=chats.jsonl', code=2)
+        self.assertEqual(done.stderr, 'hetrun: --model=FOLDER is missing: the model to begin with\n')
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--modl=runs/begin', code=2)
         self.assertRegex(done.stderr, r'^hetrun: \S+:\d+: this recipe has no option --modl; did you mean --model\?\n$')
         (self.folder / 'chats.jsonl').write_text(json.dumps(lines[0]) + '\n{"messages": 7}\n')

@@ -81,6 +81,26 @@ local function sizes_of(names, shapes)
   return sizes, sum
 end
 
+-- Refuse weights of more layers than the model has: those of a configuration with too few.
+local function refuse_more_layers(stored, used, folder)
+  local last = {}   -- by how names of layers begin: the greatest number used
+  local function numbered(name)
+    local stem, number = name:match "^(.-%.)(%d+)%."
+    return stem, tonumber(number)
+  end
+  for name in pairs(used) do
+    local stem, number = numbered(name)
+    if stem then last[stem] = math.max(last[stem] or 0, number) end
+  end
+  for _, name in ipairs(text.keys(stored)) do
+    local stem, number = numbered(name)
+    if stem and last[stem] and number > last[stem] then
+      errors.usage("%s holds '%s', but config.json says %d layer%s", folder, name, last[stem] + 1,
+        last[stem] == 0 and "" or "s")
+    end
+  end
+end
+
 --- Their tensors under our names.
 -- @tparam table family
 -- @param model the description
@@ -88,11 +108,12 @@ end
 -- @string folder for messages
 -- @tparam function set_initial called with the name and the stored tensor of each parameter
 function tensors.read(family, model, stored, folder, set_initial)
-  local a, shapes = model.arguments, tensors.shapes_of(model)
+  local a, shapes, used = model.arguments, tensors.shapes_of(model), {}
   for _, row in ipairs(families.rows(family, a)) do
     if not row.zeros then
       local theirs, ours, found = list_of(row[1]), list_of(row[2]), {}
       for i, name in ipairs(theirs) do
+        used[name] = true
         found[i] = find(stored, name, family.alternatives)
         if not found[i] then
           errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
@@ -124,6 +145,7 @@ function tensors.read(family, model, stored, folder, set_initial)
       end
     end
   end
+  refuse_more_layers(stored, used, folder)
 end
 
 -- Parts of a tensor's rows, in this order.

@@ -244,8 +244,10 @@ local function check_fields(constructor, owner, prefix, fields, given, list, ins
       report(key, other and ("unknown field '%s'; use %s"):format(key, other)
         or ("%s has no field '%s'%s"):format(owner, key, suggest.sentence(key, names_of(fields), "?" .. owner)))
     elseif type(key) ~= "string" and not list then
-      report(nil, ("%s takes named fields; it was given %s without a name (fields: %s)"):format(
-        owner, text.value(given[key]), table.concat(names_of(fields), ", ")))
+      local value = text.value(given[key])
+      if value:find "\n" then value = value:match "^[^\n]*" .. " ..." end   -- of a model the first line
+      report(nil, ("%s takes named fields; it was given %s without a name (fields: %s)"):format(owner, value,
+        table.concat(names_of(fields), ", ")))
     end
   end
   for _, field in ipairs(fields) do

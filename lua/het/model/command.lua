@@ -146,7 +146,7 @@ local function converse(generator, opened, a, folder)
     a.begins = true
     result = { write_text(generator, opened, a) }
     messages[#messages + 1] = { role = "assistant", content = result[1] }
-    words = not asked and next_line() or nil
+    words = not asked and not result[3] and next_line() or nil
   end
   return unpack(result, 1, 3)
 end
@@ -170,6 +170,9 @@ function command.generate(program, ...)
     context = opened.context, vocab = opened.vocab, ends = opened.ends }
   if given.chat and settings.json and not given.prompt then
     errors.usage "--chat --json prints one answer: give --prompt=TEXT"
+  end
+  if a.context and opened.context and a.context > opened.context then   -- before the prompt is written
+    errors.usage("generate.context = %d is more than the model's context = %d", a.context, opened.context)
   end
   local started = native.clock()
   local answer, count, interrupted
@@ -213,9 +216,14 @@ local function progress_of(tokens)
       progress.sum / progress.done, text.count(progress.done / (now - began)),
       text.duration((tokens - progress.done) * (now - began) / progress.done)))
   end
+  -- Ends with the loss up to here.
   function progress.interrupt()
-    if progress.done > 0 and not native.settings.quiet then
-      native.write("stderr", ("the first %d tokens: loss %.6f\n"):format(progress.done, progress.sum / progress.done))
+    local loss = progress.sum / progress.done
+    if progress.done > 0 and native.settings.json then
+      say("%s", native.json_encode { loss = loss, perplexity = math.exp(loss), tokens = progress.done,
+        interrupted = true })
+    elseif progress.done > 0 then
+      say("loss %.6f, perplexity %.6g over the first %d tokens", loss, math.exp(loss), progress.done)
     end
     errors.raise("interrupted", "interrupted")
   end

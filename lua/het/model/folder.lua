@@ -210,6 +210,20 @@ local function is_other(model, vocabulary)
   return native.json_encode(own) ~= native.json_encode(vocabulary)
 end
 
+--- That the data has other tokens than a loaded model was trained with, as a sentence; nil where it has not.
+-- @param model
+-- @tparam ?table vocabulary of the data
+function files.other_vocabulary(model, vocabulary)
+  if define.kind_of(model) ~= "layer" then return nil end
+  local lora = rawget(model, "lora")
+  local base = lora and lora.base or model
+  if not is_other(base, vocabulary) then return nil end
+  local folder, own = rawget(base, "folder"), rawget(base, "saved_vocabulary")
+  return ("the data's vocabulary (%s) is not that of the model in %s (%s), whose weights know other tokens; %s takes "
+    .. "that"):format(vocabulary.kind, folder, own.kind, own.kind == "huggingface"
+      and ('tokenizer = "huggingface", model = "%s"'):format(folder) or ('vocabulary = "%s"'):format(folder))
+end
+
 --- What a folder has that is left out of the model that was loaded from it, as a sentence; nil where it has no more.
 function files.left_out(model)
   if define.kind_of(model) ~= "layer" then return nil end
@@ -590,6 +604,7 @@ end
 local function load_adapter(folder, options)
   local config = adapter.read_config(folder)
   local base = options.base or config.base or folder
+  access.check(base)
   if base ~= folder and native.path_kind(base) ~= "folder" then
     errors.usage("the adapters in %s are of the model %s, which is no folder here; het.load(%q, { base = \"folder\" }) "
       .. "says where it is, and --base=folder of a command", folder, base, folder)
@@ -615,11 +630,12 @@ end
 files.load = define.document({
   name = "load",
   sentence = "A saved model, or a folder of Hugging Face of one of the families "
-    .. table.concat(families.names(), ", ") .. ": a description that remembers where its weights are. het.train goes "
-    .. "on from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
-    .. "config.json says; with `most_context` that many, or all where it says fewer or has a table of positions; what "
-    .. "is saved keeps that configuration. Of a folder with "
-    .. "adapters, as nn.lora and PEFT save them, it is the base model with them; `base` says where that is.",
+    .. table.concat(families.names(), ", ")
+    .. ", or the language model of gemma3: a description that remembers where its weights are. het.train goes on "
+    .. "from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
+    .. "config.json says; with `most_context` that many, or all where it says fewer or has a table of positions; "
+    .. "what is saved keeps that configuration. Of a folder with adapters, as nn.lora and PEFT save them, it is the "
+    .. "base model with them; `base` says where that is.",
   signature = "het.load(folder [, { context =, most_context =, base = }])",
   example = 'local model = het.load "runs/shakespeare"',
 }, function(folder, options)

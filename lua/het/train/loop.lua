@@ -118,6 +118,8 @@ local function introduce(self, reporter)
     a.precision, a.steps, batch, text.bytes(self.session.trainer:memory().total)))
   local left_out = files.left_out(a.model)
   if left_out then reporter:say(left_out) end
+  local other = define.kind_of(a.data) == "corpus" and files.other_vocabulary(a.model, a.data:vocabulary())
+  if other then reporter:say(other) end
   local skipped = define.kind_of(a.data) == "corpus" and a.data.native.skipped or 0
   if skipped > 0 then
     reporter:say(("files of %s: %d read, %d skipped (binary, links, or beyond `limit`)"):format(
@@ -278,7 +280,8 @@ local function save_at_end(self, reporter)
       reporter:say(("stopped after step %d; it has no snapshot: %s"):format(self.step, why))
     end
   elseif self.interrupted then
-    reporter:say(("stopped after step %d; nothing saved (set `save`)"):format(self.step))
+    reporter:say(("stopped after step %d; nothing %s"):format(self.step,
+      self.arguments.save and "is new to save" or "saved (set `save`)"))
   end
 end
 
