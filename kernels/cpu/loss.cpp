@@ -46,7 +46,7 @@ struct CompensatedSum {
 
 template <typename T>
 float row_lse(const T* row, int64_t classes) {
-  Vector larger = splat(-std::numeric_limits<float>::infinity());
+  Vector larger = splat(std::numeric_limits<float>::lowest());  // no infinity: all may be -infinity
   for_lanes(classes, [&](int64_t j, auto lanes) {
     larger = maximum(larger, keep(load(row + j, lanes), lanes, -std::numeric_limits<float>::infinity()));
   });

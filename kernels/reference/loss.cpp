@@ -22,6 +22,7 @@ template <typename Logit>
 double log_sum_exp(int64_t classes, const Logit& logit) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
   for (int64_t j = 0; j < classes; ++j) most = std::max(most, logit(j));
+  if (std::isinf(most) && most < 0) return most;  // all are masked: a part of the classes may be
   for (int64_t j = 0; j < classes; ++j) total += std::exp(logit(j) - most);
   return most + std::log(total);
 }
