@@ -286,13 +286,13 @@ class Elastic(unittest.TestCase):
     def test_a_rank_that_is_left_alone_takes_others_in(self):
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'
-        head = self.start_held({10: 0, 20: 0}, f'--listen={place}', workers=2)
+        head = self.start_held({10: 0, 20: 0}, '--eager', f'--listen={place}', workers=2)
         self.until_step(head, 9)
         os.kill(self.ranks(head)[1], signal.SIGKILL)
         self.go(10)
         self.until_generation(head, lambda generation: generation['members'] == 1)
         self.until_step(head, 19)
-        newcomers = self.let_join(head, place, 20, count=2, members=3)
+        newcomers = self.let_join(head, place, 20, '--eager', count=2, members=3)
         self.ended(head)
         for newcomer in newcomers:
             self.ended(newcomer)
@@ -314,11 +314,10 @@ class Elastic(unittest.TestCase):
         self.assert_same_curve(right)
 
     def test_a_lost_rank_is_started_again(self):
-        self.steps = 600   # enough for a fourth rank to pay
         right = self.undisturbed()
         for victim in (0, 2):
             with self.subTest(victim=victim):
-                process = self.start_held({10: 1}, '--respawn', '--warn-after=0.2s')
+                process = self.start_held({10: 1}, '--respawn', '--eager', '--warn-after=0.2s')
                 self.until_step(process, 9)
                 os.kill(self.ranks(process)[victim], signal.SIGKILL)
                 self.until_said(process, 'waits to join')

@@ -26,6 +26,7 @@ local opt = het.options {
   replicas = { 2, "hosts that should have each part of the state", min = 1 },
   snapshots = { "", "folder for snapshots on disk", path = "write" },
   snapshot_every = { 5, "steps between these", min = 1 },
+  eager    = { false, "take in who waits to join, whether it pays or not" },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
@@ -69,6 +70,9 @@ return het.train {
     memory_limit = opt.memory_limit ~= "" and opt.memory_limit or nil,
     replicas = opt.replicas, every = opt.snapshot_every,
     folder = opt.snapshots ~= "" and opt.snapshots or nil },
+  on_change = opt.eager and function(run, change)
+    return change.kind == "waiting" or het.policy.on_change(run, change)
+  end or nil,
   on_step = function(run, step)
     if opt.collect then run:gather() end
     if step.step == opt.swap then
