@@ -23,6 +23,7 @@ std::string name_of(const PlanGroup& group) {
   for (size_t m = 1; m < group.machines.size(); ++m) machines += "+" + group.machines[m].type;
   return fmt::format("{} x {}", machines, group.tensor);
 }
+
 // One plan on its way to a prediction. A tensor-parallel group is one device here ("GH-96 x 4"), so that
 // groups of different degrees can stand in one plan: the cluster's devices are groups, and the layout's
 // degree is 1.

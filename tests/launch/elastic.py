@@ -63,19 +63,14 @@ class Elastic(unittest.TestCase):
         environment = {'HETRUN_FAULT': ', '.join(faults), **({'HETRUN_HOST': host} if host else {})}
         return self.start(*words, environment=environment, **more)
 
-    def waiting_to_join(self, place, *words, count=1, **more):
-        """Processes that all wait to join a run, each with its launcher: a launcher prints equal sentences of its ranks
-        once, and a rank that is still measuring its device could join only after the next held step."""
+    def let_join(self, head, place, step, *words, count, members, **more):
+        """Processes that all wait to join a run that is held before a step, and come in when it goes on: together, or
+        one after the other, until it has so many members. Each has its launcher: a launcher prints equal sentences of
+        its ranks once, and a rank that is still measuring its device could join only after the next held step."""
         newcomers = [self.start(f'--join={place}', *words, '--warn-after=0.2s', workers=1, elastic=None, **more)
                      for _ in range(count)]
         for newcomer in newcomers:
             self.until_said(newcomer, 'waits to join')
-        return newcomers
-
-    def let_join(self, head, place, step, *words, count, members, **more):
-        """Processes that wait to join a run that is held before a step, and come in when it goes on: together, or one
-        after the other, until it has so many members."""
-        newcomers = self.waiting_to_join(place, *words, count=count, **more)
         self.go(step)
         self.until_generation(head, lambda generation: generation['members'] == members)
         return newcomers

@@ -4,6 +4,7 @@ family of huggingface.py that predicts the next token.
 
 usage: commands.py HETRUN [names of cases]    (exit code 77: transformers is not installed)
 """
+import functools
 import json
 import pathlib
 import subprocess
@@ -51,13 +52,15 @@ def their_text(model, words, ids, written=WRITTEN):
     return words.decode(ids)
 
 
-def check(hetrun, make, folder):
-    def run(*words, lines=''):
-        done = subprocess.run([hetrun, *words], cwd=folder, input=lines, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(done.stdout + done.stderr)
-        return done.stdout
+def run_in(hetrun, folder, *words, lines=''):
+    done = subprocess.run([hetrun, *words], cwd=folder, input=lines, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout
 
+
+def check(hetrun, make, folder):
+    run = functools.partial(run_in, hetrun, folder)
     torch.manual_seed(3)
     model, words = make(), tokenizer()
     spread(model)

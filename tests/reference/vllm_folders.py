@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -17,7 +16,7 @@ if importlib.util.find_spec('vllm') is None:
     sys.exit(77)
 os.environ.update(HF_HUB_OFFLINE='1', VLLM_CPU_KVCACHE_SPACE='1', VLLM_LOGGING_LEVEL='ERROR', VLLM_ENABLE_V1_MULTIPROCESSING='0')
 
-from commands import TEMPLATE, TEXT, tokenizer  # noqa: E402
+from commands import TEMPLATE, TEXT, run_in, tokenizer  # noqa: E402
 from huggingface import spread, torch, transformers  # noqa: E402
 
 CONTEXT, WRITTEN = 32, 12
@@ -48,13 +47,6 @@ return het.train {
 '''
 
 
-def run(hetrun, folder, *words):
-    done = subprocess.run([hetrun, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(done.stdout + done.stderr)
-    return done.stdout
-
-
 def make(family, extra, folder):
     """A folder of transformers."""
     torch.manual_seed(3)
@@ -72,16 +64,16 @@ def check(hetrun, family, folder):
     (folder / 'data.jsonl').write_text(''.join(json.dumps({'text': TEXT[i:i + 20]}) + '\n' for i in range(8)))
     if family in FAMILIES:
         make(family, FAMILIES[family], folder / 'model')
-    run(hetrun, folder, '--quiet', '--trust', 'recipe.lua', *(['--model=model'] if family in FAMILIES else []))
+    run_in(hetrun, folder, '--quiet', '--trust', 'recipe.lua', *(['--model=model'] if family in FAMILIES else []))
     from vllm import LLM, SamplingParams
     model = LLM(model=str(folder / 'saved'), dtype='float32', enforce_eager=True, max_model_len=CONTEXT)
     greedy = SamplingParams(temperature=0, max_tokens=WRITTEN)
     prompt = TEXT[:5]   # in letters that the vocabulary of a model from scratch has, too
     words = ['generate', 'saved', '--prompt=' + prompt, f'--tokens={WRITTEN}', '--temperature=0', '--json']
-    ours = [json.loads(run(hetrun, folder, *words))['text']]
+    ours = [json.loads(run_in(hetrun, folder, *words))['text']]
     theirs = [model.generate([prompt], greedy, use_tqdm=False)[0].outputs[0].text]
     if family in FAMILIES:   # a model from scratch has no template
-        ours.append(json.loads(run(hetrun, folder, *words, '--chat'))['text'])
+        ours.append(json.loads(run_in(hetrun, folder, *words, '--chat'))['text'])
         theirs.append(model.chat([{'role': 'user', 'content': prompt}], greedy, use_tqdm=False)[0].outputs[0].text)
     if ours != theirs or not any(ours):
         return f'hetrun writes {ours}, vLLM {theirs}'

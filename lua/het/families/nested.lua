@@ -66,19 +66,17 @@ end
 -- @tparam table stored by name
 function nested.adapters(stored) return part_of(stored, of_adapters) or stored end
 
---- The adapters of a language model by the names that they have in such a folder.
--- @tparam table tensors by name
-function nested.whole_adapters(tensors)
-  local whole = {}
-  for name, tensor in pairs(tensors) do
-    whole[(name:gsub("^base_model%.model%.model%.", "base_model.model.model.language_model."))] = tensor
-  end
-  return whole
-end
-
 --- The name that a layer of the language model has in such a folder.
 -- @string name its name in the language model alone
 function nested.whole_layer(name) return (name:gsub("^model%.", "model.language_model.")) end
+
+--- The adapters of a language model by the names that they have in such a folder.
+-- @tparam table tensors by name
+function nested.whole_adapters(tensors)
+  local whole, prefix = {}, "base_model.model."
+  for name, tensor in pairs(tensors) do whole[prefix .. nested.whole_layer(name:sub(#prefix + 1))] = tensor end
+  return whole
+end
 
 --- All names by which adapters of such a folder may call a layer of the language model: of the folder, as transformers
 -- names it now and as it did first, and of the language model alone.

@@ -171,9 +171,7 @@ function command.generate(program, ...)
   if given.chat and settings.json and not given.prompt then
     errors.usage "--chat --json prints one answer: give --prompt=TEXT"
   end
-  if a.context and opened.context and a.context > opened.context then   -- before the prompt is written
-    errors.usage("generate.context = %d is more than the model's context = %d", a.context, opened.context)
-  end
+  generator:check_context(a.context)   -- before the prompt is written
   local started = native.clock()
   local answer, count, interrupted
   if given.chat then

@@ -199,6 +199,12 @@ function files.config(model)
   return rawget(model, "found_config") or families.config(family, model.arguments)
 end
 
+-- A model without its adapters.
+local function base_of(model)
+  local lora = rawget(model, "lora")
+  return lora and lora.base or model
+end
+
 -- Whether a model that was loaded is saved with another vocabulary than it came with.
 local function is_other(model, vocabulary)
   local own = rawget(model, "saved_vocabulary")
@@ -215,8 +221,7 @@ end
 -- @tparam ?table vocabulary of the data
 function files.other_vocabulary(model, vocabulary)
   if define.kind_of(model) ~= "layer" then return nil end
-  local lora = rawget(model, "lora")
-  local base = lora and lora.base or model
+  local base = base_of(model)
   if not is_other(base, vocabulary) then return nil end
   local folder, own = rawget(base, "folder"), rawget(base, "saved_vocabulary")
   return ("the data's vocabulary (%s) is not that of the model in %s (%s), whose weights know other tokens; %s takes "
@@ -227,14 +232,13 @@ end
 --- What a folder has that is left out of the model that was loaded from it, as a sentence; nil where it has no more.
 function files.left_out(model)
   if define.kind_of(model) ~= "layer" then return nil end
-  local lora = rawget(model, "lora")
-  return rawget(lora and lora.base or model, "left_out")
+  return rawget(base_of(model), "left_out")
 end
 
 -- What config.json of a folder said that a model, or the base of its adapters, was loaded from; nil where it was not,
 -- or has another vocabulary now.
 local function config_found(model, vocabulary)
-  local base = model and (rawget(model, "lora") and model.lora.base or model)
+  local base = model and base_of(model)
   return base and not is_other(base, vocabulary) and rawget(base, "found_config") or nil
 end
 
@@ -365,7 +369,7 @@ local function set_initial_base(folder, model, state)
       function(name, tensor) state:set_initial(name, tensor) end)
     return metadata
   end
-  local shapes = tensors_of.shapes_of(rawget(model, "lora") and model.lora.base or model)
+  local shapes = tensors_of.shapes_of(base_of(model))
   for _, name in ipairs(text.keys(tensors)) do
     if not shapes[name] then
       errors.usage("%s holds a tensor '%s', which the recipe's model has no place for", folder, name)

@@ -56,14 +56,19 @@ function generate.new(settings)
   }, Generator)
 end
 
+--- Raise where a context is asked for that the model does not have.
+-- @int[opt] wanted
+function Generator:check_context(wanted)
+  if wanted and wanted > self.longest then
+    errors.usage("generate.context = %d is more than the model's context = %d", wanted, self.longest)
+  end
+end
+
 -- Make room for a text of `count` tokens: it and its cache are never longer than the context asked for, or the
 -- model's own. A model without a cache may depend on the length of its input, so that it gets a whole context.
 local function fit(self, count, wanted)
-  local most = self.longest
-  if wanted and wanted > most then
-    errors.usage("generate.context = %d is more than the model's context = %d", wanted, most)
-  end
-  most = wanted or most
+  self:check_context(wanted)
+  local most = wanted or self.longest
   if self.incremental then most = math.min(most, math.ceil(count / cache_step) * cache_step) end
   if most == self.context then return end
   self.context, self.executors = most, {}

@@ -118,14 +118,15 @@ local function introduce(self, reporter)
     a.precision, a.steps, batch, text.bytes(self.session.trainer:memory().total)))
   local left_out = files.left_out(a.model)
   if left_out then reporter:say(left_out) end
-  local other = define.kind_of(a.data) == "corpus" and files.other_vocabulary(a.model, a.data:vocabulary())
+  local corpus = define.kind_of(a.data) == "corpus"
+  local other = corpus and files.other_vocabulary(a.model, a.data:vocabulary())
   if other then reporter:say(other) end
-  local skipped = define.kind_of(a.data) == "corpus" and a.data.native.skipped or 0
+  local skipped = corpus and a.data.native.skipped or 0
   if skipped > 0 then
     reporter:say(("files of %s: %d read, %d skipped (binary, links, or beyond `limit`)"):format(
       a.data.arguments.path, a.data.native.files, skipped))
   end
-  local cuts = define.kind_of(a.data) == "corpus" and a.data:cuts(self.context)
+  local cuts = corpus and a.data:cuts(self.context)
   if cuts then reporter:say(cuts) end
   if self.session.has_starts then
     local examples, rows, tokens, pieces = unpack(self.session.sampler:packed())
