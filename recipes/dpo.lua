@@ -9,7 +9,7 @@
 -- [{"role": "assistant", "content": "What?"}]}. Without a `prompt` it is what both answers begin with. Messages are
 -- written by the model's chat template. By default low-rank adapters are trained, and the model without them is what
 -- it was; with --rank=0 all weights are, and a frozen copy of them is in memory too. The loss begins at log 2 = 0.6931,
--- in bf16 some percent beside it: the model and what it was are rounded at different places.
+-- in bf16 up to some percent beside it: values that the backward pass needs are rounded, and the reference has none.
 -- Its figures: `accuracy`, the share of the pairs whose chosen answer has the greater reward; `margin`, by how much;
 -- `chosen` and `rejected`, these rewards.
 local het = require "het"
