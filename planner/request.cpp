@@ -127,7 +127,7 @@ std::vector<std::string> validate(const Request& request) {
     problems.push_back(std::move(*problem));
   if (!(request.near >= 0 && request.near <= 1))
     problems.push_back(
-        fmt::format("near = {}; it is a share of the step time between 0 and 1", request.near));
+        fmt::format("near = {}; it must be a share of the step time between 0 and 1", request.near));
   if (request.old) {
     int64_t samples = 0;
     for (const Pipeline& pipeline : request.old->pipelines)

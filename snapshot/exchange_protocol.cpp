@@ -23,7 +23,7 @@ template <typename... Args>
 }
 
 std::string text(capnp::Text::Reader from, size_t most) {
-  if (from.size() > most) refuse("has a text of {} bytes; {} are allowed", from.size(), most);
+  if (from.size() > most) refuse("has a string of {} bytes; {} are allowed", from.size(), most);
   return {from.begin(), from.size()};
 }
 

@@ -1,16 +1,20 @@
 #include "core/data/examples.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
 #include "core/data/corpus.h"
 #include "core/data/data_files.h"
+#include "core/data/json_pieces.h"
 #include "core/io/file.h"
 
 namespace het {
@@ -24,7 +28,7 @@ std::string with_ending(std::string text, const std::string& ending) {
 
 const std::string& text_member(const Json& line, const char* name) {
   const std::string* text = as_string(find_member(line, name));
-  if (text == nullptr) fail_usage("'{}' is not a text", name);
+  if (text == nullptr) fail_usage("'{}' is not a string", name);
   return *text;
 }
 
@@ -35,15 +39,68 @@ void check_messages(const Json& messages, const std::string& name) {
   for (size_t i = 0; i < list->size(); ++i) {
     const Json& message = (*list)[i];
     if (as_string(find_member(message, "role")) == nullptr)
-      fail_usage("{}[{}] has no 'role' that is a text", name, i);
+      fail_usage("{}[{}] has no 'role' that is a string", name, i);
     const Json* content = find_member(message, "content");
     if (content != nullptr && as_string(content) == nullptr && !content->is_null() &&
         as_array(content) == nullptr)
-      fail_usage("{}[{}].content is not a text", name, i);
+      fail_usage("{}[{}].content is not a string", name, i);
     if (as_string(content) == nullptr && as_array(content) == nullptr &&
         find_member(message, "tool_calls") == nullptr)
       fail_usage("{}[{}] has no 'content'", name, i);
   }
+}
+
+// What ShareGPT's files call a role, as templates have it; an empty text: none that is known.
+std::string_view role_of(std::string_view from) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kRoles = {
+      {{"system", "system"},
+       {"human", "user"},
+       {"user", "user"},
+       {"gpt", "assistant"},
+       {"chatgpt", "assistant"},
+       {"assistant", "assistant"},
+       {"observation", "tool"},
+       {"tool", "tool"}}};
+  for (const auto& [name, role] : kRoles)
+    if (name == from) return role;
+  return {};
+}
+
+// ShareGPT's `conversations`, as messages: 'from' and 'value' are a role and a content.
+Json messages_of_conversations(const Json& conversations) {
+  const Json::array_t* list = as_array(&conversations);
+  if (list == nullptr || list->empty()) fail_usage("'conversations' is not a list of messages");
+  Json messages = Json::array();
+  for (size_t i = 0; i < list->size(); ++i) {
+    const Json& turn = (*list)[i];
+    if (find_member(turn, "role") != nullptr) {  // messages under this name
+      messages.push_back(turn);
+      continue;
+    }
+    const std::string *from = as_string(find_member(turn, "from")),
+                      *value = as_string(find_member(turn, "value"));
+    if (from == nullptr || value == nullptr)
+      fail_usage("conversations[{}] has no '{}' that is a string", i, from == nullptr ? "from" : "value");
+    const std::string_view role = role_of(*from);
+    if (role.empty())
+      fail_usage("conversations[{}] is from '{}'; system, human, gpt and tool are known", i, *from);
+    messages.push_back({{"role", role}, {"content", *value}});
+  }
+  check_messages(messages, "conversations");
+  return messages;
+}
+
+// Alpaca's instruction, input and output, as messages: the input stands below the instruction.
+Json messages_of_instruction(const Json& line) {
+  std::string asked = text_member(line, "instruction");
+  if (find_member(line, "input") != nullptr && !text_member(line, "input").empty())
+    asked += "\n\n" + text_member(line, "input");
+  Json messages = Json::array();
+  if (find_member(line, "system") != nullptr)
+    messages.push_back({{"role", "system"}, {"content", text_member(line, "system")}});
+  messages.push_back({{"role", "user"}, {"content", std::move(asked)}});
+  messages.push_back({{"role", "assistant"}, {"content", text_member(line, "output")}});
+  return messages;
 }
 
 Json member_or_null(const Json& line, const char* name) {
@@ -86,7 +143,7 @@ ExampleText ExampleReader::completed(const Json& line, const Json& prompt, const
   if (as_array(&prompt) == nullptr) {
     const std::string *before = as_string(&prompt), *own = as_string(&completion);
     if (before == nullptr || own == nullptr)
-      fail_usage("'{}' is not a text", before == nullptr ? "prompt" : name);
+      fail_usage("'{}' is not a string", before == nullptr ? "prompt" : name);
     made.text = *before + with_ending(*own, ending);
     made.counted = {{counts_all ? 0 : before->size(), made.text.size()}};
     return made;
@@ -135,12 +192,18 @@ ExampleText ExampleReader::read(const Json& line) const {
   }
   if (messages != nullptr) {
     check_messages(*messages, "messages");
-    Conversation conversation;
-    conversation.messages = *messages;
-    return written(line, std::move(conversation));
+    return written(line, Conversation{.messages = *messages});
   }
+  if (const Json* conversations = find_member(line, "conversations"))
+    return written(line, Conversation{.messages = messages_of_conversations(*conversations)});
+  if (find_member(line, "instruction") != nullptr && find_member(line, "output") != nullptr)
+    return written(line, Conversation{.messages = messages_of_instruction(line)});
   if (find_member(line, "text") == nullptr)
-    fail_usage("it has {}; 'text', 'prompt' and 'completion', or 'messages' are wanted", names_of(line));
+    fail_usage(
+        "it has {}; 'text', 'prompt' and 'completion', 'messages', 'conversations', or 'instruction' and "
+        "'output' "
+        "are wanted",
+        names_of(line));
   ExampleText made;
   made.text = with_ending(text_member(line, "text"), ending);
   made.counted = {{0, made.text.size()}};
@@ -154,15 +217,15 @@ std::array<ExampleText, 2> ExampleReader::read_preference(const Json& line) cons
     fail_usage("it has {}; 'prompt', 'chosen' and 'rejected' are wanted", names_of(line));
   for (const auto& [name, answer] : {std::pair{"chosen", chosen}, std::pair{"rejected", rejected}})
     if (as_array(answer) == nullptr && as_string(answer) == nullptr)
-      fail_usage("'{}' is neither a text nor a list of messages", name);
+      fail_usage("'{}' is neither a string nor a list of messages", name);
   const bool has_messages = as_array(chosen) != nullptr;
   if (has_messages != (as_array(rejected) != nullptr))
-    fail_usage("'chosen' is a {}, 'rejected' a {}", has_messages ? "list of messages" : "text",
-               has_messages ? "text" : "list of messages");
+    fail_usage("'chosen' is a {}, 'rejected' a {}", has_messages ? "list of messages" : "string",
+               has_messages ? "string" : "list of messages");
   if (*chosen == *rejected) fail_usage("'chosen' and 'rejected' are the same");
   const Json* prompt = find_member(line, "prompt");
   if (!has_messages && prompt != nullptr && as_array(prompt) != nullptr)
-    fail_usage("'prompt' is a list of messages, 'chosen' a text");
+    fail_usage("'prompt' is a list of messages, 'chosen' a string");
   if (prompt != nullptr && (as_array(prompt) != nullptr) == has_messages) {
     if (has_messages) check_messages(*prompt, "prompt");
     return {completed(line, *prompt, *chosen, "chosen"), completed(line, *prompt, *rejected, "rejected")};
@@ -265,20 +328,9 @@ EncodedExample encode_example(const Tokenizer& tokenizer, const ExampleText& exa
 namespace {
 
 struct Line {
-  std::string_view text;
+  JsonPiece piece;
   size_t file = 0;
-  int64_t number = 0;
 };
-
-void add_lines(std::string_view text, size_t file, std::vector<Line>& lines) {
-  int64_t number = 1;
-  for (size_t at = 0; at < text.size(); ++number) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = text.substr(at, end - at);
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) lines.push_back({line, file, number});
-    at = end + 1;
-  }
-}
 
 // Run body(i) for each i below count, on all threads; the error of the lowest i is thrown.
 template <typename Body>
@@ -309,14 +361,15 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
   for (const Path& path : paths) {
     files.push_back(std::make_unique<MappedFile>(path));
     require_known_format(files.back()->text(), path.text);
-    add_lines(files.back()->text(), files.size() - 1, lines);
+    for (const JsonPiece& piece : json_pieces(files.back()->text(), path.text))
+      lines.push_back({piece, files.size() - 1});
   }
   corpus->files_ = static_cast<int>(files.size());
   if (lines.empty())
     fail_usage("'{}' holds no examples: it has no line that is not empty", options.path.text);
   const auto read = [&](const Line& line, const auto& body) {
-    const std::string where = fmt::format("{}:{}", paths[line.file].text, line.number);
-    const Json json = parse_json(line.text, where);
+    const std::string where = fmt::format("{}:{}", paths[line.file].text, line.piece.line);
+    const Json json = parse_json(line.piece.text, where);
     try {
       return body(json);
     } catch (const Error& error) {
@@ -341,8 +394,8 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
     std::string others;
     for (size_t i = 1; i < std::min(wrong.size(), 1 + kMostNamed); ++i) {
       others += i == 1 ? " " : ", ";
-      others += files.size() == 1 ? std::to_string(wrong[i]->number)
-                                  : fmt::format("{}:{}", paths[wrong[i]->file].text, wrong[i]->number);
+      others += files.size() == 1 ? std::to_string(wrong[i]->piece.line)
+                                  : fmt::format("{}:{}", paths[wrong[i]->file].text, wrong[i]->piece.line);
     }
     if (wrong.size() > 1 + kMostNamed) others += fmt::format(" and {} more", wrong.size() - 1 - kMostNamed);
     if (end < lines.size()) others += fmt::format(" of the next {}", kMostChecked);

@@ -29,8 +29,8 @@ struct ExampleReader {
   ExampleText read(const Json& line) const;
 
   // Two answers to one prompt, the better one and the other: `prompt`, `chosen` and `rejected`, texts or
-  // lists of messages. Without a `prompt`, and where messages have one that is a text, it is what both begin
-  // with. Each counts as a completion does. Throws as read().
+  // lists of messages. Without a `prompt`, and where messages have one that is a string, it is what both
+  // begin with. Each counts as a completion does. Throws as read().
   std::array<ExampleText, 2> read_preference(const Json& line) const;
 
  private:

@@ -306,8 +306,8 @@ data.masked = define.constructor {
 }
 
 local jsonl_fields = {
-  { "path", "string", "a file with a JSON object on each line; a folder: its .jsonl files, sorted by name; or a "
-    .. 'pattern such as "chats/*.jsonl"',
+  { "path", "string", "a file with a JSON object on each line, or one list of them; a folder: its .jsonl files, sorted "
+    .. 'by name; or a pattern such as "chats/*.jsonl"',
     required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "huggingface", choices = text_fields[2].choices },
   text_fields[3], text_fields[4],
@@ -332,8 +332,8 @@ end
 data.jsonl = define.constructor {
   name = "data.jsonl",
   sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or `messages`, "
-    .. "written by the model's chat template. A sample is an example, padded to the context or cut there; with packing "
-    .. "= true it is several.",
+    .. "ShareGPT's `conversations` or Alpaca's `instruction`, `input` and `output`, written by the model's chat "
+    .. "template. A sample is an example, padded to the context or cut there; with packing = true it is several.",
   example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
   build = function(a)
@@ -351,7 +351,7 @@ data.preferences = define.constructor {
   instead = { packing = "data.jsonl, whose examples can share a row; a pair of answers is two rows",
     loss = "`loss` of het.train; the tokens of both answers count" },
   sentence = "Pairs of answers, a better and a worse one, a JSON object a line: `prompt`, `chosen` and `rejected`, "
-    .. "texts or lists of messages, as TRL has them. A sample is a pair: two rows of a batch, the chosen answer and "
+    .. "strings or lists of messages, as TRL has them. A sample is a pair: two rows of a batch, the chosen answer and "
     .. "the rejected one, each with the prompt before it, padded to the context or cut there.",
   example = 'data.preferences { path = "pairs.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = preference_fields, check = check_text("data.preferences"),

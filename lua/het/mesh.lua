@@ -103,8 +103,7 @@ local function devices_of(spec, places)
   local devices, problem = plan.expand_devices(given)
   if problem then errors.usage("het.mesh: devices: %s", problem) end
   if #devices ~= places then
-    errors.usage("het.mesh: %d device%s for %d place%s", #devices, #devices == 1 and "" or "s", places,
-      places == 1 and "" or "s")
+    errors.usage("het.mesh: %s for %s", text.plural(#devices, "device"), text.plural(places, "place"))
   end
   local by_name, ranks = rank_of or {}, {}
   for place, device in ipairs(devices) do

@@ -1,6 +1,7 @@
 --- `het.optim`: optimizers and schedules of their learning rate.
 local define = require "het.language.define"
 local errors = require "het.errors"
+local handle = require "het.sandbox.handle"
 local op = require "het.op"
 local source = require "het.language.source"
 local suggest = require "het.language.suggest"
@@ -358,12 +359,9 @@ composed("schedule_free", "Schedule-free AdamW (Defazio et al. 2024): a warm-up 
 end)
 
 -- What an own update gets of step_of(): the fields that `?optim.custom` lists, and no others.
+local own_step_names = { "param", "gradient", "lr", "count", "decay", "shape", "name", "state" }
 local function own_step(step)
-  local own = {}
-  for _, name in ipairs { "param", "gradient", "lr", "count", "decay", "shape", "name", "state" } do
-    own[name] = step[name]
-  end
-  return suggest.module("optim.custom.update: step", own)
+  return handle.module("optim.custom.update: step", step, { names = own_step_names })
 end
 
 -- Calls `update` of the recipe; what it raises begins with its line.

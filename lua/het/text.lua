@@ -19,6 +19,9 @@ function text.count(value)
   return (value < 10 and "%.2f%s" or value < 100 and "%.1f%s" or "%.0f%s"):format(value, units[unit])
 end
 
+--- "1 step", "2 steps"
+function text.plural(count, word) return ("%d %s%s"):format(count, word, count == 1 and "" or "s") end
+
 --- "12,345,678"
 function text.grouped(value)
   local digits = ("%d"):format(value)

@@ -60,7 +60,7 @@ class Reader {
     const char* from = at_;
     for (; at_ != end_ && *at_ != '"'; ++at_)
       if (*at_ == '\\' && at_ + 1 != end_) ++at_;
-    if (at_ == end_) fail_here("a text does not end");
+    if (at_ == end_) fail_here("a string does not end");
     return {from, at_++};
   }
 

@@ -46,7 +46,7 @@ class Reader {
     double result = -1;
     if (value->is_number()) result = value->get<double>();
     if (std::isfinite(result) && result >= 0) return result;
-    add(fmt::format("{} is {}; it is a number of 0 or more", where, dump(*value)));
+    add(fmt::format("{} is {}; it must be a number of 0 or more", where, dump(*value)));
     return 0;
   }
   int whole(const Json* value, const std::string& where) {
@@ -54,13 +54,13 @@ class Reader {
     const int64_t* integer = as_integer(value);
     if (integer != nullptr && *integer >= 1 && static_cast<double>(*integer) <= kMostWhole)
       return static_cast<int>(*integer);
-    add(fmt::format("{} is {}; it is a whole number above 0", where, dump(*value)));
+    add(fmt::format("{} is {}; it must be a whole number above 0", where, dump(*value)));
     return 1;
   }
   std::string text(const Json* value, const std::string& where) {
     if (value == nullptr) return {};
     if (value->is_string()) return *as_string(value);
-    add(fmt::format("{} is {}; it is a text", where, dump(*value)));
+    add(fmt::format("{} is {}; it must be a string", where, dump(*value)));
     return {};
   }
   const Json::array_t& list(const Json* value, const std::string& where) {

@@ -121,7 +121,7 @@ return het.train {
         self.assertEqual(len(alone), 15)
         self.assert_close(alone, self.losses('--workers', 4, 'changing.lua', '--change'), 1e-5)
         _, err = self.hetrun('--workers', 4, 'changing.lua', '--wrong', code=2)
-        self.assertIn('the plan is for 1 devices, 4 ranks are here', err)
+        self.assertIn('the plan is for 1 device, 4 ranks are here', err)
 
     def test_sessions_give_back_what_they_took_whatever_the_collector_does(self):
         (self.folder / 'sessions.lua').write_text("""local het = require "het"

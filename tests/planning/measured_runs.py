@@ -198,7 +198,7 @@ class Measured(Case):
                       'no profile of GPU type "../toy/fast"',
                       'model_info.json: toy has no sizes for tensor-parallel degree 4; it has 1, 2',
                       'the profile of slow has no times for tensor-parallel degree 4; it has 1',
-                      'mistakes.json: mbs is 0; it is a whole number above 0', 'mistakes.json: gbs is "many"',
+                      'mistakes.json: mbs is 0; it must be a whole number above 0', 'mistakes.json: gbs is "many"',
                       'mistakes.json: real is -1', 'gap.json: pipeline 1, stage 1: layer 2 where 1 follows',
                       'too_few_gpus.json: pipeline 1, stage 1, replica 1: a tensor-parallel group of 2 has machines '
                       'with 1 GPUs',

@@ -131,7 +131,7 @@ class Mistakes(Case):
     def test_wrong_quantities_are_reported_with_their_place_and_what_would_work(self):
         self.assert_cluster_refused('het.cluster { bandwidth = -1, latency = "fast", het.node { name = "a", type = "T4", bandwidth = "10 furlongs" } }',
                   'node.bandwidth = "10 furlongs" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
-                  'cluster.bandwidth = -1 is a number; a text is needed, such as "25 GB/s" or "100 Gbit/s"',
+                  'cluster.bandwidth = -1 is a number; a string is needed, such as "25 GB/s" or "100 Gbit/s"',
                   'cluster.latency = "fast" is not a time such as "5 us", "1.5 s" or "10 min"')
         self.assert_cluster_refused('het.cluster { bandwidth = "0 Gbit/s", het.node { name = "a", type = "T4" }, '
                   'het.node { name = "b", type = "T4", zone = "x" } }',
@@ -145,7 +145,7 @@ class Mistakes(Case):
         self.assert_cluster_refused('het.cluster { het.node { name = "a", type = "T5", devices = 0 }, het.node { name = "a", type = 4 }, '
                   'het.node { name = "b", type = "T4", zone = "x" }, het.link { from = "x", to = "y", bandwidth = "1" } }',
                   'node.devices = 0 is below 1, the least that works',
-                  'node.type = 4 is a number; a text is needed',
+                  'node.type = 4 is a number; a string is needed',
                   'link.bandwidth = "1" is not a bandwidth such as "25 GB/s" or "100 Gbit/s"',
                   "link needs 'latency': of a message",
                   "node a: no device type is called 'T5'; did you mean 'T4'?",

@@ -454,7 +454,7 @@ run = het.train { model = nn.gpt { vocab = corpus.vocab, context = 8, width = 8,
             ('run:generate { top_p = 7 }', 'generate.top_p = 7 is above 1, the most that works'),
             ('run:generate { top_k = 0 }', 'generate.top_k = 0 is below 1, the least that works'),
             ('run:generate { tokens = 2.5 }', 'generate.tokens = 2.5 is not whole; a whole number is needed'),
-            ('run:generate { tokens = "many" }', 'generate.tokens = "many" is a text; a whole number is needed'),
+            ('run:generate { tokens = "many" }', 'generate.tokens = "many" is a string; a whole number is needed'),
             ('run.generate { tokens = 1 }', 'generate belongs to a run; call it with a colon: run:generate { ... }'),
             ('run.start()', 'start belongs to a run; call it with a colon: run:start()'),
             ('run.save "run"', 'save belongs to a run; call it with a colon: run:save "folder"'),
@@ -751,7 +751,7 @@ return het.train {{ model = {model}, data = data, context = 8, batch = 1, steps 
             self.cluster(was, now)
             self.refused('plan gpt_text.lua --text=text.txt --cluster=cluster.lua', *sentences)
         refused('devices = 2', 'devices = 0', 'cluster.lua:4: node.devices = 0 is below 1, the least that works')
-        refused('devices = 2', 'zone = 3', 'cluster.lua:4: node.zone = 3 is a number; a text is needed')
+        refused('devices = 2', 'zone = 3', 'cluster.lua:4: node.zone = 3 is a number; a string is needed')
         refused('devices = 2', 'preemptions = 2000',
                 'cluster.lua:4: node.preemptions = 2000 is above 60, the most that works')
         refused('"T4"', '"T40"', "cluster.lua:2: node a: no device type is called 'T40'; did you mean 'T4'?")

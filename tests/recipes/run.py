@@ -304,7 +304,7 @@ return het.train {{ model = het.nn.decoder {{ family = "qwen2", vocab = {258 + l
         self.assertRegex(done.stderr, r'\d+ of 32 examples of chats.jsonl have more than the 64 tokens of the context')
         # The model sees 64 tokens, fewer than the recipe's default.
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--model=runs/begin', '--data=chats.jsonl', '--steps=1', '--batch=2')
-        self.assertIn('1 steps of 2 x 64 tokens', done.stderr)
+        self.assertIn('1 step of 2 x 64 tokens', done.stderr)
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--data=chats.jsonl', code=2)
         self.assertEqual(done.stderr, 'hetrun: --model=FOLDER is missing: the model to begin with\n')
         done = self.hetrun(ROOT / 'recipes' / 'finetune.lua', '--modl=runs/begin', code=2)

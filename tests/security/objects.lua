@@ -107,6 +107,36 @@ keep("row run", het.train {
   on_step = called "on_step of rows",
 }):start()
 
+-- What the library hands to an optimizer of one's own, to a policy and to a gradient of one's own.
+local stepped = called "optim.custom.update"
+keep("own optimizer", language_run {
+  optimizer = optim.custom {
+    lr = function(step, steps)
+      called "lr"(step, steps)
+      return 0.1
+    end,
+    update = function(step)
+      stepped(step)
+      return { param = step.param - step.gradient * step.lr, last = step.state "last" * 0.9 }
+    end,
+  },
+}):start()
+keep("plan of a policy", language_run { plan = het.plan.auto { cluster = cluster, policy = called "policy" } })
+local doubled = op.custom_gradient {
+  forward = function(x)
+    called "custom_gradient.forward"(x)
+    return op.mul(x, x)
+  end,
+  backward = function(dy, y, x)
+    called "custom_gradient.backward"(dy, y, x)
+    return op.mul(dy, op.add(x, x))
+  end,
+}
+keep("gradients", het.grad(function(x)
+  called "grad"(x)
+  return op.sum(op.reshape(doubled(x), { shape = { 6 } }))
+end)(het.randn(2, 3)))
+
 -- A run that fails, and one whose function fails.
 local failing = keep("failing run", language_run { on_step = function() error "as asked" end })
 caught("a failing run", failing.start, failing)

@@ -15,7 +15,7 @@ class BytePairs final : public Model {
   BytePairs(const Part& model, bool byte_level, Shown& shown) : byte_level_(byte_level) {
     if (model["dropout"].present() && *model["dropout"].json != Json(0.0)) model["dropout"].refuse("dropout");
     for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
-      if (!model[affix].text_or("").empty()) model[affix].refuse("a text");
+      if (!model[affix].text_or("").empty()) model[affix].refuse("a string");
     fuses_unknown_ = model["fuse_unk"].flag(false);
     whole_words_ = model["ignore_merges"].flag(false);
     const auto by_name = read_vocabulary(model["vocab"], shown);

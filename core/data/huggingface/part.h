@@ -23,7 +23,7 @@ struct Part {
   }
   std::string text() const {
     const std::string* value = as_string(json);
-    if (value == nullptr) fail_usage("{}: a text is wanted", name);
+    if (value == nullptr) fail_usage("{}: a string is wanted", name);
     return *value;
   }
   std::string text_or(std::string_view otherwise) const {

@@ -16,7 +16,7 @@ constexpr std::string_view kSpace = " \t\n\r\v\f";
 constexpr int64_t kMostRange = 100000;  // as in Jinja's sandbox
 
 const std::string& words_of(const Value& value, std::string_view who) {
-  if (value.text() == nullptr) fail_usage("{}: a text is wanted, this is {}", who, value.kind());
+  if (value.text() == nullptr) fail_usage("{}: a string is wanted, this is {}", who, value.kind());
   return *value.text();
 }
 int64_t whole_of(const Value& value, std::string_view who) {
@@ -465,7 +465,7 @@ bool has_affix(const std::string& text, const Arguments& a, bool at_end) {
     const std::string& affix = words_of(value, at_end ? "endswith" : "startswith");
     return at_end ? text.ends_with(affix) : text.starts_with(affix);
   };
-  if (a.list.size() != 1) fail_usage("startswith: a text is wanted");
+  if (a.list.size() != 1) fail_usage("startswith: a string is wanted");
   if (const List* list = a.list[0].list()) return std::any_of(list->begin(), list->end(), fits);
   return fits(a.list[0]);
 }

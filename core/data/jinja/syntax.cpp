@@ -181,7 +181,7 @@ class Lexer {
     std::string text;
     size_t i = 1;
     for (;; ++i) {
-      if (i >= rest.size()) fail_at(line, "a text has no end");
+      if (i >= rest.size()) fail_at(line, "a string has no end");
       if (rest[i] == quote) break;
       if (rest[i] == '\n') ++line_;
       if (rest[i] != '\\' || i + 1 >= rest.size()) {

@@ -360,7 +360,7 @@ class Renderer {
       std::string text;
       for (int64_t i = 0; i < *b.integer(); ++i) {
         text += *a.text();
-        if (text.size() > kMostBytes) fail_usage("a text of more than {} bytes", kMostBytes);
+        if (text.size() > kMostBytes) fail_usage("a string of more than {} bytes", kMostBytes);
       }
       return Value::of(std::move(text));
     }

@@ -173,7 +173,7 @@ std::string Value::kind() const {
   if (is_none()) return "none";
   if (boolean() != nullptr) return "a boolean";
   if (is_number()) return "a number";
-  if (text() != nullptr) return "a text";
+  if (text() != nullptr) return "a string";
   if (list() != nullptr) return "a list";
   if (object() != nullptr) return "an object";
   return "a function";
@@ -253,7 +253,7 @@ List items_of(const Value& value) {
 
 bool contains(const Value& whole, const Value& part) {
   if (const std::string* text = whole.text()) {
-    if (part.text() == nullptr) fail_usage("'in': {} is not a part of a text", part.kind());
+    if (part.text() == nullptr) fail_usage("'in': {} is not a part of a string", part.kind());
     return text->find(*part.text()) != std::string::npos;
   }
   if (const Object* object = whole.object())

@@ -102,9 +102,9 @@ std::string json_of(const Value& value, int64_t indent, bool sorted);
 bool equal(const Value& a, const Value& b);
 // Below 0, 0 or above 0; throws Error(usage) for values that have no order.
 int compare(const Value& a, const Value& b);
-// The items of a list, the keys of an object, the characters of a text; throws Error(usage) for others.
+// The items of a list, the keys of an object, the characters of a string; throws Error(usage) for others.
 List items_of(const Value& value);
-// Is `part` in `whole`: an item of a list, a key of an object, a part of a text?
+// Is `part` in `whole`: an item of a list, a key of an object, a part of a string?
 bool contains(const Value& whole, const Value& part);
 int64_t length_of(const Value& value);
 

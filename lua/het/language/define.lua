@@ -93,7 +93,7 @@ local types = {
   integer = { whole, "a whole number" },
   number = { finite, "a number" },
   boolean = { function(v) return type(v) == "boolean" end, "true or false" },
-  string = { function(v) return type(v) == "string" end, "a text" },
+  string = { function(v) return type(v) == "string" end, "a string" },
   table = { function(v) return type(v) == "table" end, "a table" },
   list = { function(v) return type(v) == "table" end, "a list" },
   record = { is_plain, "a table of fields" },
@@ -165,7 +165,7 @@ end
 -- What a value of the wrong type is: the subject of " is ...; a text is needed".
 local function described(value, wanted)
   local kind = define.kind_of(value)
-  if kind == "string" then return "a text" end
+  if kind == "string" then return "a string" end
   if kind ~= "number" then return "a " .. kind end
   if not finite(value) then return "not finite" end
   return ("|" .. wanted .. "|"):find("|integer|", 1, true) and "not whole" or "a number"
@@ -315,7 +315,7 @@ local function without_place(definition, count, i, value)
   end
   return ("%s takes %s; argument %d was given too"):format(definition.name, places == 0
     and "one table of named fields"
-    or ("%d argument%s and a table of named fields"):format(places, places == 1 and "" or "s"), i)
+    or text.plural(places, "argument") .. " and a table of named fields", i)
 end
 
 -- The arguments of a call as one table: `f{...}`, `f(a, b)`, `f(a, b, {...})`.

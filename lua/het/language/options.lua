@@ -152,7 +152,7 @@ function options.declare(specs, recipe_text)
     local spec = specs[name]
     if type(name) ~= "string" or type(spec) ~= "table" or spec[1] == nil or not parsers[type(spec[1])] then
       mistakes.record("options", type(name) == "string" and name or nil,
-        ("het.options.%s: an option is { default, \"what it is\" }, with a number, a text or a boolean as default")
+        ("het.options.%s: an option is { default, \"what it is\" }, with a number, a string or a boolean as default")
         :format(tostring(name)))
     elseif path_problem(name, spec) then
       mistakes.record("options", name, path_problem(name, spec))

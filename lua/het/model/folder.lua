@@ -94,7 +94,7 @@ end
 --- What `held` found, after "it holds": "a model of 300 steps".
 function files.describe_held(held)
   if not held.model then return held.file end
-  return held.steps and ("a model of %d steps"):format(held.steps) or "a model"
+  return held.steps and "a model of " .. text.plural(held.steps, "step") or "a model"
 end
 
 --- Refuse a folder that holds a model: a command replaces none.

@@ -4,6 +4,7 @@ local define = require "het.language.define"
 local handle = require "het.sandbox.handle"
 local mistakes = require "het.language.mistakes"
 local op = require "het.op"
+local text = require "het.text"
 
 local language = {}
 
@@ -137,8 +138,8 @@ end
 
 --- What stands beside the name in the tree.
 function language.show(a)
-  return ("vocab %d, context %d, width %d, %d layers, %d heads"):format(a.vocab, a.context, a.width, a.layers,
-    a.heads)
+  return ("vocab %d, context %d, width %d, %s, %s"):format(a.vocab, a.context, a.width, text.plural(a.layers, "layer"),
+    text.plural(a.heads, "head"))
 end
 
 return language

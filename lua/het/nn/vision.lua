@@ -208,8 +208,8 @@ vision.vit = layer.define {
     end
   end,
   show = function(a)
-    return ("%d classes, %d × %d in patches of %d, width %d, %d layers, %d heads"):format(a.classes, a.image, a.image,
-      a.patch, a.width, a.layers, a.heads)
+    return ("%d classes, %d × %d in patches of %d, width %d, %s, %s"):format(a.classes, a.image, a.image,
+      a.patch, a.width, text.plural(a.layers, "layer"), text.plural(a.heads, "head"))
   end,
   parameters = function(a)
     local list = { { "positions", { tokens_of(a) + (a.pooling == "token" and 1 or 0), a.width }, deviation = 0.02,

@@ -57,7 +57,8 @@ define.object {
   },
   classes = { Problem }, methods = Problem,
   show = function(self)
-    return ("a step of %d samples, %d layers, on %d devices"):format(self.batch, #self.layers, #self.devices)
+    return ("a step of %s, %s, on %s"):format(text.plural(self.batch, "sample"), text.plural(#self.layers, "layer"),
+      text.plural(#self.devices, "device"))
   end,
 }
 

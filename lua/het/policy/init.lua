@@ -89,7 +89,7 @@ function policy.plan(run, change)
     found = plan.resolve(found, run.arguments.batch)
     local count = #plan.devices(found)
     if count ~= change.ranks then
-      refuse(run, "on_change", ("a plan for %d %s"):format(count, count == 1 and "device" or "devices"),
+      refuse(run, "on_change", "a plan for " .. text.plural(count, "device"),
         ("a plan for the %d ranks that are here"):format(change.ranks))
     end
     -- Fallbacks are the planner's: they count as long as the plan is.

@@ -103,8 +103,8 @@ local function print_status(status)
   if losses[1] then say(row, "loss", table.concat(losses, ", ")) end
   if status.generation then say(row, "generation", ("%d"):format(status.generation)) end
   if (status.changes or 0) > 0 then
-    say(row, "lost", ("%d %s repeated in %d %s of ranks%s"):format(status.steps_repeated,
-      status.steps_repeated == 1 and "step" or "steps", status.changes, status.changes == 1 and "change" or "changes",
+    say(row, "lost", ("%s repeated in %s of ranks%s"):format(text.plural(status.steps_repeated, "step"),
+      text.plural(status.changes, "change"),
       status.paid and (", %s of money"):format(text.money(status.money_lost or 0)) or ""))
   end
   if status.paid then
@@ -125,7 +125,7 @@ local function print_status(status)
   local tiers = {}
   local function add(taken, place)
     if not taken then return end
-    local on = taken.hosts and (" of %d %s"):format(taken.hosts, taken.hosts == 1 and "host" or "hosts") or ""
+    local on = taken.hosts and " of " .. text.plural(taken.hosts, "host") or ""
     local behind = (taken.behind_bytes or 0) > 0 and (", replicas %s behind"):format(text.bytes(taken.behind_bytes))
       or ""
     tiers[#tiers + 1] = ("step %d in %s%s, %s%s"):format(taken.step, place, on, ago(now - taken.at), behind)

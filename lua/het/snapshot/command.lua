@@ -12,8 +12,6 @@ local function say(format, ...)
   native.write("stdout", (select("#", ...) == 0 and format or format:format(...)) .. "\n")
 end
 
-local function plural(count, word) return ("%d %s%s"):format(count, word, count == 1 and "" or "s") end
-
 local wanted_step   -- of the command line
 
 local function open(place) return snapshot.open(place, wanted_step) end
@@ -50,13 +48,13 @@ local function sums(tensors, trained)
       count, elements, bytes = count + 1, elements + size, bytes + tensor.bytes
     end
   end
-  return ("%s, %s elements, %s"):format(plural(count, "tensor"), text.count(elements), text.bytes(bytes))
+  return ("%s, %s elements, %s"):format(text.plural(count, "tensor"), text.count(elements), text.bytes(bytes))
 end
 
 local function held_by(tensor)
   if #tensor.parts == 0 then return "no file" end
   if #tensor.parts == 1 and tensor.held_bytes == tensor.bytes then return tensor.parts[1].file:match "[^/]+$" end
-  return ("%s in %s"):format(text.bytes(tensor.held_bytes), plural(#tensor.parts, "part"))
+  return ("%s in %s"):format(text.bytes(tensor.held_bytes), text.plural(#tensor.parts, "part"))
 end
 
 verbs.show = { words = "PLACE", sentence = "what a snapshot holds, tensor by tensor", run = function(place)
@@ -126,7 +124,7 @@ verbs.import = { words = "MODEL FOLDER",
     local path = native.snapshot_write { folder = folder, step = step, cursor = cursor, seed = seed,
       about = native.json_encode(about), tensors = tensors }
     if native.settings.json then return { file = path, step = step } end
-    say("%s: step %d, %s", path, step, plural(#tensors, "tensor"))
+    say("%s: step %d, %s", path, step, text.plural(#tensors, "tensor"))
   end }
 
 verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapshot as het.load and transformers read it",
@@ -178,7 +176,8 @@ function command.run(...)
     errors.usage("hetrun snapshot: there is no option %s; there are --step, --json", option:match "^[^=]+")
   end
   if #words ~= wanted then
-    errors.usage("hetrun snapshot %s takes %s: hetrun snapshot %s %s", word, plural(wanted, "path"), word, verb.words)
+    errors.usage("hetrun snapshot %s takes %s: hetrun snapshot %s %s", word, text.plural(wanted, "path"),
+      word, verb.words)
   end
   local result = verb.run(unpack(words))
   if native.settings.json then native.write("stdout", native.json_encode(result) .. "\n") end

@@ -11,8 +11,8 @@ local Snapshot = {}
 Snapshot.__index = Snapshot
 
 Snapshot.__tostring = function(self)
-  return ("snapshot of step %d%s: %s in %d %s%s"):format(self.step, self.run == "" and "" or " of " .. self.run,
-    text.bytes(self.bytes), #self.files, #self.files == 1 and "file" or "files", self.whole and "" or ", not whole")
+  return ("snapshot of step %d%s: %s in %s%s"):format(self.step, self.run == "" and "" or " of " .. self.run,
+    text.bytes(self.bytes), text.plural(#self.files, "file"), self.whole and "" or ", not whole")
 end
 
 -- What the files of a snapshot say of it.

@@ -117,11 +117,11 @@ function control.follow(run)
   run.started_at = started < math.huge and started or since
   local roster = run.cluster:roster()
   if roster and roster.number ~= run.generation_seen then
-    local sentence = roster.number == 1 and "the run began with %d %s" or "generation " .. roster.number .. ": "
-      .. run.change_reason:gsub("%%", "%%%%") .. "; %d %s"
-    note(run, sentence:format(#run.roll, #run.roll == 1 and "rank" or "ranks"))
+    local began = roster.number == 1 and "the run began with "
+      or ("generation %d: %s; "):format(roster.number, run.change_reason)
+    note(run, began .. text.plural(#run.roll, "rank"))
   elseif not roster and not run.generation_seen then
-    note(run, ("the run began with %d ranks"):format(#run.roll))
+    note(run, "the run began with " .. text.plural(#run.roll, "rank"))
   else
     note(run, "the run goes on by another plan")
   end

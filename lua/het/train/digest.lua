@@ -124,7 +124,7 @@ local function shown(value, hashes)
   if kind == "number" or kind == "boolean" then return text.value(value) end
   if kind == "string" then
     local is_short = #value <= 80 and not value:find "%c"
-    return is_short and value or ("a text of %d bytes (hash %s)"):format(#value, hex(native.hash(value)))
+    return is_short and value or ("a string of %d bytes (hash %s)"):format(#value, hex(native.hash(value)))
   elseif kind == "function" then
     return ("a function (hash %s)"):format(hex(native.hash(lines_of(value))))
   elseif is_tensor(value) then

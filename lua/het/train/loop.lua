@@ -110,12 +110,12 @@ local function begun(self) return self.member and self.begun or self.first_step 
 
 local function introduce(self, reporter)
   local a = self.arguments
-  local batch = self.unit == "samples" and ("%d samples"):format(a.batch)
+  local batch = self.unit == "samples" and text.plural(a.batch, "sample")
     or ("%d x %s%d tokens"):format(a.batch, self.session.rows > 1 and self.session.rows .. " x " or "", self.context)
   local trained = self.session.trained
-  reporter:say(("%s parameters%s, %s, %d steps of %s, %s memory"):format(text.count(self.parameters),
+  reporter:say(("%s parameters%s, %s, %s of %s, %s memory"):format(text.count(self.parameters),
     trained < self.parameters and (", %s trained"):format(text.count(trained)) or "",
-    a.precision, a.steps, batch, text.bytes(self.session.trainer:memory().total)))
+    a.precision, text.plural(a.steps, "step"), batch, text.bytes(self.session.trainer:memory().total)))
   local left_out = files.left_out(a.model)
   if left_out then reporter:say(left_out) end
   local corpus = define.kind_of(a.data) == "corpus"

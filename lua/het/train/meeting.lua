@@ -10,6 +10,7 @@ local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
+local text = require "het.text"
 local together = require "het.train.together"
 
 local meeting = {}
@@ -42,9 +43,9 @@ function meeting.settle_plan(self)
   if self.plan then
     local devices = #plan.devices(self.plan)
     if devices ~= count and self.member then
-      errors.usage("the plan is for %d devices, %d ranks are here (run.ranks)", devices, count)
+      errors.usage("the plan is for %s, %d ranks are here (run.ranks)", text.plural(devices, "device"), count)
     elseif devices ~= count then
-      errors.usage("the plan is for %d devices, %s; start the recipe with --workers %d", devices,
+      errors.usage("the plan is for %s, %s; start the recipe with --workers %d", text.plural(devices, "device"),
         count == 1 and "this process is alone" or ("%d ranks are here"):format(count), devices)
     end
   elseif count > 1 then

@@ -51,9 +51,9 @@ end
 
 -- "snapshot 1 step old on 2 hosts, replicas 1.2 MiB behind"
 local function snapshot_words(snapshot)
-  local function counted(count, word) return ("%d %s%s"):format(count, word, count == 1 and "" or "s") end
   local behind = snapshot.behind_bytes > 0 and (", replicas %s behind"):format(text.bytes(snapshot.behind_bytes)) or ""
-  return ("snapshot %s old on %s%s"):format(counted(snapshot.age, "step"), counted(snapshot.hosts, "host"), behind)
+  return ("snapshot %s old on %s%s"):format(text.plural(snapshot.age, "step"), text.plural(snapshot.hosts, "host"),
+    behind)
 end
 
 -- Adds the figures of a loss: "accuracy 0.7500".
@@ -110,11 +110,11 @@ function Progress:generation(entry)
     if bytes > 0 then from[#from + 1] = (", %s read from snapshots %s"):format(text.bytes(bytes),
       tier == "memory" and "in memory" or tier == "disk" and "on disk" or "in the store") end
   end
-  local repeated = entry.steps_repeated > 0 and (", %d %s repeated"):format(entry.steps_repeated,
-    entry.steps_repeated == 1 and "step is" or "steps are") or ""
+  local repeated = entry.steps_repeated > 0 and (", %s %s repeated"):format(
+    text.plural(entry.steps_repeated, "step"), entry.steps_repeated == 1 and "is" or "are") or ""
   local joined = entry.joined > 0 and (" (%d joined)"):format(entry.joined) or ""
-  self:say(("generation %d: %s%s; %d %s on after step %d, %s of state moved%s%s, %.2f s"):format(entry.generation,
-    entry.reason, joined, entry.members, entry.members == 1 and "rank goes" or "ranks go", entry.step,
+  self:say(("generation %d: %s%s; %s %s on after step %d, %s of state moved%s%s, %.2f s"):format(entry.generation,
+    entry.reason, joined, text.plural(entry.members, "rank"), entry.members == 1 and "goes" or "go", entry.step,
     text.bytes(entry.moved_bytes), table.concat(from), repeated, entry.seconds))
 end
 
@@ -139,9 +139,9 @@ function progress.pause_words(entry)
   end
   local planned = at "planned" .. (entry.planned_ahead and " (ahead)" or "")
   local lost = entry.money_lost and (", %s of money lost"):format(text.money(entry.money_lost)) or ""
-  local sentence = "%s then connected after %s, planned %s, restored %s (%s), step %d done %s; %d %s repeated%s"
+  local sentence = "%s then connected after %s, planned %s, restored %s (%s), step %d done %s; %s repeated%s"
   return sentence:format(began, at "connected", planned, at "restored", sources_of(entry.bytes), entry.first_step,
-    at "first_step", entry.steps_repeated, entry.steps_repeated == 1 and "step" or "steps", lost)
+    at "first_step", text.plural(entry.steps_repeated, "step"), lost)
 end
 
 --- The same, said and recorded.
@@ -157,11 +157,10 @@ function Progress:account(results)
     samples_repeated = results.samples_repeated, paid = results.paid, money_lost = results.money_lost }
   local paid = results.paid and ("; %s of money paid, %s of it lost to changes"):format(text.money(results.paid),
     text.money(results.money_lost or 0)) or ""
-  self:say(("%d %s went, %d came, %d %s repeated; of %s samples %d lost, %d repeated%s"):format(results.ranks_gone,
-    results.ranks_gone == 1 and "rank" or "ranks", results.ranks_joined, results.steps_repeated,
-    results.steps_repeated == 1 and "step" or "steps", text.grouped(results.samples + results.samples_lost
-      - results.samples_repeated), results.samples_lost, results.samples_repeated,
-    paid))
+  self:say(("%s went, %d came, %s repeated; of %s samples %d lost, %d repeated%s"):format(
+    text.plural(results.ranks_gone, "rank"), results.ranks_joined, text.plural(results.steps_repeated, "step"),
+    text.grouped(results.samples + results.samples_lost - results.samples_repeated), results.samples_lost,
+    results.samples_repeated, paid))
 end
 
 --- After a step. step: { step, loss, lr, gradient_norm, seconds, figures }.
@@ -216,8 +215,7 @@ function Progress:evaluated(step, loss, best, since, patience, figures)
   add_figures(more, figures)
   if best and best ~= loss then more[#more + 1] = ("best %.4f"):format(best) end
   if patience and since > 0 then
-    more[#more + 1] = ("%d of %d %s without a lower loss"):format(since, patience,
-      patience == 1 and "evaluation" or "evaluations")
+    more[#more + 1] = ("%d of %s without a lower loss"):format(since, text.plural(patience, "evaluation"))
   end
   local shown = loss == loss and ("loss %.4f"):format(loss) or "loss nan: it is not finite, or no label counts"
   self:say(("step %d/%d  validation %s%s"):format(step, self.steps, shown,

@@ -24,7 +24,7 @@ local texts, whole = { precision = true }, { best_step = true, since = true, eva
 local finite = { best = true, validation = true, lowest = true }
 
 local function problem_of(name, value)
-  if texts[name] then return type(value) ~= "string" and "a text" or nil end
+  if texts[name] then return type(value) ~= "string" and "a string" or nil end
   if name == "packed_sources" then
     return not (type(value) == "string" and value:match "^[01]+$") and "0 or 1 for each source" or nil
   end

@@ -207,8 +207,7 @@ function restoring.restore(run, given)
   end
   if run.rank == 0 and not native.settings.quiet then
     native.write("stderr", ("restored %s from %s; the run goes on after step %d\n"):format(source.all
-      and "all of the state" or ("%d %s"):format(count, count == 1 and "parameter" or "parameters"), source.what,
-      run.step))
+      and "all of the state" or text.plural(count, "parameter"), source.what, run.step))
   end
   return { step = run.step, parameters = count }
 end

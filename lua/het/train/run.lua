@@ -30,8 +30,8 @@ Run.__index = Run
 
 Run.__tostring = function(self)
   local a = self.arguments
-  return ("%s\n%s\n%s, %d steps of %d samples, %s"):format(tostring(a.model), tostring(a.data), tostring(a.optimizer),
-    a.steps, a.batch, a.precision)
+  return ("%s\n%s\n%s, %s of %s, %s"):format(tostring(a.model), tostring(a.data), tostring(a.optimizer),
+    text.plural(a.steps, "step"), text.plural(a.batch, "sample"), a.precision)
 end
 
 local function is_model(value) return define.kind_of(value) == "layer" end

@@ -13,6 +13,7 @@ local errors = require "het.errors"
 local files = require "het.model.folder"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
+local text = require "het.text"
 
 local saving = {}
 
@@ -209,8 +210,7 @@ function saving.say_kept(run)
   if held and held.training then
     native.write("stderr", ("%s holds %s: --resume goes on with it\n"):format(folder, files.describe_held(held)))
   elseif not folder and not run.snapshots and not run.member then
-    native.write("stderr", ("nothing was saved of %d %s (set `save`)\n"):format(run.step, run.step == 1 and "step"
-      or "steps"))
+    native.write("stderr", ("nothing was saved of %s (set `save`)\n"):format(text.plural(run.step, "step")))
   end
 end
 

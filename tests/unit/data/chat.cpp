@@ -7,6 +7,7 @@
 
 #include "core/data/corpus.h"
 #include "core/data/examples.h"
+#include "core/data/json_pieces.h"
 #include "core/data/sampler.h"
 #include "tests/unit/io/scratch.h"
 
@@ -61,6 +62,16 @@ std::vector<std::string> said(const char* source, const char* messages = kTalk) 
   std::vector<std::string> parts;
   for (const auto& [begin, end] : text.counted) parts.push_back(text.text.substr(begin, end - begin));
   return parts;
+}
+
+// Its characters (bytes); those that count are capital letters.
+std::string text_of(const Example& example) {
+  std::string text;
+  for (int64_t i = 0; i < example.tokens.count; ++i) {
+    const auto letter = static_cast<char>(example.tokens[i]);
+    text += example.counted[i] != 0 ? static_cast<char>(std::toupper(letter)) : letter;
+  }
+  return text;
 }
 
 }  // namespace
@@ -130,7 +141,7 @@ TEST_CASE("templates say what is wrong with them, and where") {
   CHECK_THAT(refusal("{{ strftime_now('%d') }}"), Contains("must not depend on the day"));
   CHECK_THAT(refusal("{{ [1].append(2) }}"), Contains("'append' would change a list"));
   CHECK_THAT(refusal("{{ 'ä' | upper }}"), Contains("of ASCII only"));
-  CHECK_THAT(refusal("{{ 'a' + 1 }}"), Contains("a text + a number"));
+  CHECK_THAT(refusal("{{ 'a' + 1 }}"), Contains("a string + a number"));
   CHECK_THAT(refusal("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"),
              Contains("steps"));
   CHECK_THAT(refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), Contains("deep"));
@@ -181,6 +192,63 @@ TEST_CASE("lines of JSON become examples whose completion counts") {
   CHECK(cuts_of(*corpus, Split::train, 4).cut == 0);
 }
 
+TEST_CASE("a file of JSON that is one list holds its elements") {
+  const auto pieces = [](const std::string& text) {
+    std::string all;
+    for (const JsonPiece& piece : json_pieces(text, "a.json"))
+      all += fmt::format("{}:{};", piece.line, piece.text);
+    return all;
+  };
+  CHECK(pieces("{\"a\": 1}\n\n {\"b\": 2}\r\n") == "1:{\"a\": 1};3: {\"b\": 2}\r;");
+  CHECK(pieces(" [\n{\"a\": [1, 2]}, {\"b\":\n\"],\\\"{\"}\n,\n[3]\n]\n") ==
+        "2:{\"a\": [1, 2]};2:{\"b\":\n\"],\\\"{\"};5:[3];");
+  CHECK(pieces("[]").empty());
+  CHECK(pieces("[1]") == "1:1;");
+  for (const char* open : {"[", "[1", "[{]", "[\"]", "[\"\\", "[1,", "[[1]"})
+    CHECK_THAT(error_of([&] { pieces(open); }), Contains("a.json: the list does not end"));
+  CHECK_THAT(error_of([&] { pieces("[1,\n]"); }), Contains("a.json:2: there is no element before ']'"));
+  CHECK_THAT(error_of([&] { pieces("[,1]"); }), Contains("a.json:1: there is no element before ','"));
+  CHECK_THAT(error_of([&] { pieces("[1]\n[2]"); }),
+             Contains("a.json:2: there is more behind the end of the list"));
+}
+
+TEST_CASE("conversations of ShareGPT's layout and instructions of Alpaca's are messages") {
+  const Scratch scratch;
+  ExampleCorpusOptions options{.tokenizer = "byte", .holdout = 0};
+  options.chat_template =
+      scratch.put("t",
+                  "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }};"
+                  "{% endgeneration %}{% else %}{{ m.role[0] }}<{{ m.content }}>{% endif %}{% endfor %}");
+  const auto examples = [&](const std::string& text) {
+    options.path = scratch.put("a.json", text);
+    const auto corpus = Corpus::from_examples(options);
+    std::vector<std::string> texts;
+    for (int64_t i = 0; i < corpus->examples(Split::train); ++i)
+      texts.push_back(text_of(corpus->example(Split::train, i)));
+    return texts;
+  };
+  using Texts = std::vector<std::string>;
+  CHECK(examples(R"([{"conversations": [{"from": "system", "value": "a"}, {"from": "human", "value": "b"},
+                      {"from": "gpt", "value": "c"}, {"from": "tool", "value": "d"}, {"from": "gpt", "value": "e"}]},
+                     {"conversations": [{"role": "user", "content": "f"}, {"role": "assistant", "content": "g"}]}])") ==
+        Texts{"s<a>u<b>C;t<d>E;", "u<f>G;"});
+  CHECK(examples(R"([{"instruction": "a", "input": "b", "output": "c"}, {"instruction": "d", "output": "e"},
+                     {"instruction": "f", "input": "", "output": "g", "system": "h"}])") ==
+        Texts{"u<a\n\nb>C;", "u<d>E;", "s<h>u<f>G;"});
+  const auto error = [&](const std::string& line) { return error_of([&] { examples(line); }); };
+  CHECK_THAT(error(R"({"conversations": [{"from": "bot", "value": "a"}]})"),
+             Contains("a.json:1: conversations[0] is from 'bot'; system, human, gpt and tool are known"));
+  CHECK_THAT(error(R"({"conversations": [{"from": "gpt"}]})"),
+             Contains("conversations[0] has no 'value' that is a string"));
+  CHECK_THAT(error(R"({"conversations": []})"), Contains("'conversations' is not a list of messages"));
+  CHECK_THAT(error(R"([{"instruction": "a", "output": "b"},
+ {"instruction": "a", "input": 1, "output": "b"}])"),
+             Contains("a.json:2: 'input' is not a string"));
+  CHECK_THAT(error(R"({"instruction": "a"})"), Contains("it has instruction; 'text', 'prompt' and"));
+  options.chat_template.clear();
+  CHECK_THAT(error(R"({"instruction": "a", "output": "b"})"), Contains("need a chat template"));
+}
+
 TEST_CASE("each example comes once in an epoch, and those held out once") {
   const Scratch scratch;
   std::string lines;
@@ -219,19 +287,6 @@ TEST_CASE("each example comes once in an epoch, and those held out once") {
     CHECK(mine.labels[1].at(i) == all.labels[0].at(20 + i));
   }
 }
-
-namespace {
-
-std::string text_of(const Example& example) {
-  std::string text;
-  for (int64_t i = 0; i < example.tokens.count; ++i) {
-    const auto letter = static_cast<char>(example.tokens[i]);
-    text += example.counted[i] != 0 ? static_cast<char>(std::toupper(letter)) : letter;
-  }
-  return text;
-}
-
-}  // namespace
 
 TEST_CASE("a pair of answers is two rows of a batch, and the answers count") {
   const Scratch scratch;
@@ -312,9 +367,9 @@ TEST_CASE("lines that hold no pair of answers are named") {
   CHECK_THAT(error(R"({"prompt": "a", "chosen": "b"})", true),
              Contains("b.jsonl:1: it has prompt, chosen; 'prompt', 'chosen' and 'rejected' are wanted"));
   CHECK_THAT(error(R"({"chosen": "b", "rejected": 1})", true),
-             Contains("'rejected' is neither a text nor a list of messages"));
+             Contains("'rejected' is neither a string nor a list of messages"));
   CHECK_THAT(error(R"({"chosen": "b", "rejected": )" + user + "}", true),
-             Contains("'chosen' is a text, 'rejected' a list of messages"));
+             Contains("'chosen' is a string, 'rejected' a list of messages"));
   CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": "b"})", true),
              Contains("'chosen' is a list of messages, 'rejected' a text"));
   CHECK_THAT(error(R"({"prompt": )" + user + R"(, "chosen": "b", "rejected": "c"})", true),
@@ -350,8 +405,9 @@ TEST_CASE("of several wrong lines the reason of the first is said and the others
                EndsWith("b.jsonl:2: a JSON object is wanted; lines 3, 5 cannot be read either"));
     std::string many = good;
     for (int i = 0; i < 1000; ++i) many += "{\"text\": 1}\n" + good;
-    CHECK_THAT(error(many),
-               EndsWith("b.jsonl:2: 'text' is not a text; lines 4, 6, 8 and 996 more cannot be read either"));
+    CHECK_THAT(
+        error(many),
+        EndsWith("b.jsonl:2: 'text' is not a string; lines 4, 6, 8 and 996 more cannot be read either"));
   }
 }
 
@@ -364,7 +420,7 @@ TEST_CASE("lines that are wrong are named") {
   CHECK_THAT(error("{\"text\": "), Contains("b.jsonl:3") && Contains("JSON"));
   CHECK_THAT(error("[1]"), Contains("b.jsonl:3: a JSON object is wanted"));
   CHECK_THAT(error("{\"txt\": 1, \"id\": 2}"), Contains("b.jsonl:3: it has txt, id; 'text', 'prompt' and"));
-  CHECK_THAT(error("{\"text\": 1}"), Contains("b.jsonl:3: 'text' is not a text"));
+  CHECK_THAT(error("{\"text\": 1}"), Contains("b.jsonl:3: 'text' is not a string"));
   CHECK_THAT(error("{\"prompt\": \"a\"}"), Contains("b.jsonl:3: 'prompt' has no 'completion' beside it"));
   CHECK_THAT(error("{\"prompt\": \"a\", \"completion\": \"\"}"),
              Contains("b.jsonl:3: it has no token to learn"));

@@ -165,7 +165,7 @@ TEST_CASE("what is no request is cut off and named, and others are served", "[ex
       {framed(ReadSnapshot{"/etc/passwd", 0, 1}), "which is no name"},
       {framed(ReadSnapshot{"served/" + file, 0, 1}), "which is no name"},
       {framed(ReadSnapshot{file + std::string("\0x", 2), 0, 1}), "which is no name"},
-      {framed(ReadSnapshot{std::string(5000, 'a'), 0, 1}), "has a text of 5000 bytes"},
+      {framed(ReadSnapshot{std::string(5000, 'a'), 0, 1}), "has a string of 5000 bytes"},
       {framed(ReadSnapshot{file, -1, 1}), "gives the offset -1"},
       {framed(ReadSnapshot{file, 0, 0}), "gives a length of 0"},
       {framed(ReadSnapshot{file, 0, kMostBytesInFlight + 1}), "gives a length of 67108865"},
