@@ -428,7 +428,7 @@ int simulate_measured(lua_State* L) {
 }
 
 // {{name, seconds, cases = {{bandwidth, latency, step_seconds}}}}, model, batch: whether the order of plans
-// hangs on the links: the ranking, and `warning`, a sentence, where it does.
+// depends on link speeds: the ranking, and `warning`, a sentence, where it does.
 int rank_plans(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   std::vector<planner::RankedPlan> plans;

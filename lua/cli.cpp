@@ -309,11 +309,11 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
   app.add_option("--trace", settings.trace, "write a Chrome trace of one step over all ranks to this file")
       ->type_name("FILE");
   app.add_option("--threads", texts.threads, "CPU threads (default: every core)")->type_name("N");
-  app.add_option("--workers", texts.workers, "run so many ranks on this machine, each a process")
+  app.add_option("--workers", texts.workers, "number of ranks on this machine, each a process")
       ->type_name("N");
   app.add_option(
          "--elastic", texts.elastic,
-         "go on when ranks are lost or come, with so many at least and at most: 2:6, or 2 for at most "
+         "continue when ranks are lost or join; how many at least and at most: 2:6, or 2 for at most "
          "those that are started")
       ->type_name("MIN[:MAX]");
   app.add_flag("--respawn", settings.respawn, "with --elastic: start a rank again that was lost");
@@ -345,9 +345,9 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
                  "file with the run's shared secret (default: the variable HETRUN_SECRET)")
       ->type_name("FILE");
   app.add_option("--timeout", settings.timeout,
-                 "how long others are waited for: 90s, 10min (default: 5min to come, 60s in a step)")
+                 "how long to wait for other ranks: 90s, 10min (default: 5min to join, 60s in a step)")
       ->type_name("TIME");
-  app.add_option("--warn-after", settings.warn_after, "when to say who is waited for (default: 10s)")
+  app.add_option("--warn-after", settings.warn_after, "after how long to name the ranks that are late (default: 10s)")
       ->type_name("TIME");
   app.add_option("--zone", settings.zone,
                  "the zone of this machine: machines of one zone may be lost together, and no zone alone "

@@ -32,7 +32,7 @@ local opt = het.options {
   parallel  = { false, "divide batch and experts among the devices" },
   dropout   = { 0, "share of features dropped while training", fraction = true, min = 0, max = 0.9 },
   lr        = { 3e-3, "highest learning rate", above = 0 },
-  precision = { "f32", "of matrices and activations", choices = { "f32", "bf16", "f16" } },
+  precision = { "f32", "dtype of weights and activations (f16: only to plan)", choices = { "f32", "bf16", "f16" } },
   save      = { "", "folder to save the model in", path = "write" },
 }
 

@@ -29,7 +29,7 @@ local opt = het.options {
   steps      = { 300, "optimizer steps", min = 1 },
   lr         = { 1e-5, "highest learning rate; 5e-7 is usual with --rank=0", above = 0 },
   warmup     = { 10, "steps in which it rises", min = 0 },
-  precision  = { "bf16", "of matrices and activations", choices = { "f32", "bf16" } },
+  precision  = { "bf16", "dtype of weights and activations", choices = { "f32", "bf16" } },
   seed       = { 1337, "of the order of pairs", min = 0 },
   every      = { 50, "steps between evaluations; 0: none", min = 0 },
   plan       = { false, "plan for the ranks that are there" },

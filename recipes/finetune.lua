@@ -32,7 +32,7 @@ local opt = het.options {
   lr         = { 1e-5, "highest learning rate", above = 0 },
   warmup     = { 10, "steps in which it rises", min = 0 },
   decay      = { 0, "weight decay", fraction = true, min = 0, max = 1 },
-  precision  = { "bf16", "of matrices and activations", choices = { "f32", "bf16" } },
+  precision  = { "bf16", "dtype of weights and activations", choices = { "f32", "bf16" } },
   seed       = { 1337, "of the order of examples", min = 0 },
   every      = { 50, "steps between evaluations; 0: none", min = 0 },
   prompt     = { "", "text to continue at the end; empty: none" },

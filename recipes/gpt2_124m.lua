@@ -21,7 +21,7 @@ local opt = het.options {
   context    = { 1024, "tokens of a sample", min = 2, max = 1024 },
   lr         = { 6e-4, "highest learning rate", above = 0 },
   warmup     = { 10, "steps in which the rate rises", min = 0 },
-  precision  = { "bf16", "of matrices and activations", choices = { "f32", "bf16", "f16" } },
+  precision  = { "bf16", "dtype of weights and activations (f16: only to plan)", choices = { "f32", "bf16", "f16" } },
   save       = { "", "folder to save the model in, in Hugging Face's layout", path = "write" },
 }
 

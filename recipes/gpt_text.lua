@@ -22,7 +22,7 @@ local opt = het.options {
   width     = { 128, "features of a token", min = 1 },
   dropout   = { 0, "share of features dropped while training", fraction = true, min = 0, max = 0.9 },
   lr        = { 1e-3, "highest learning rate", above = 0 },
-  precision = { "f32", "of matrices and activations", choices = { "f32", "bf16", "f16" } },
+  precision = { "f32", "dtype of weights and activations (f16: only to plan)", choices = { "f32", "bf16", "f16" } },
   seed      = { 1337, "of the weights and the order of samples", min = 0 },
   every     = { 250, "steps between evaluations; 0: none", min = 0 },
   prompt    = { "", "what the text written at the end begins with; empty: a line break, or the first character of "

@@ -16,7 +16,7 @@ local opt = het.options {
   context   = { 128, "bytes that the model sees at once", min = 2 },
   batch     = { 16, "samples of a step", min = 1 },
   microbatch = { 8, "samples computed at once: halves the memory, changes no result", min = 1 },
-  precision = { "f32", "of matrices and activations", choices = { "f32", "bf16", "f16" } },
+  precision = { "f32", "dtype of weights and activations (f16: only to plan)", choices = { "f32", "bf16", "f16" } },
   save      = { "", "folder to save the model in, in Hugging Face's layout", path = "write" },
 }
 

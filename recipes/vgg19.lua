@@ -22,7 +22,7 @@ local opt = het.options {
   pool      = { 1, "rows and columns of the image that the linear layers see; 7 as published", min = 1 },
   dropout   = { 0, "share of features dropped while training", min = 0, max = 0.9, fraction = true },
   lr        = { 1e-3, "highest learning rate", above = 0 },
-  precision = { "f32", "of weights and activations", choices = { "f32", "bf16", "f16" } },
+  precision = { "f32", "dtype of weights and activations (f16: only to plan)", choices = { "f32", "bf16", "f16" } },
   seed      = { 1, "of the weights and the order of samples", min = 0 },
   every     = { 100, "steps between evaluations; 0: none", min = 0 },
 }

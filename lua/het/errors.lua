@@ -32,7 +32,7 @@ function errors.raise(kind, format, ...)
   error(errors.new(kind, select("#", ...) > 0 and format:format(...) or format), 0)
 end
 
---- Raise an error that the person can mend.
+--- Raise an error that the person can fix.
 function errors.usage(format, ...) errors.raise("usage", format, ...) end
 
 --- Was it raised by the library or the engine? A recipe may raise any table.

@@ -166,7 +166,8 @@ end
 local common = {
   { "lr", "number|schedule|function", "learning rate, a schedule of it, or a function(step, steps) that returns it",
     required = true, above = 0 },
-  { "weight_decay", "number", "share of a matrix that a step of rate 1 takes away", default = 0, min = 0 },
+  { "weight_decay", "number", "of matrices, not of biases and norms (`decay`: exceptions); decoupled as in "
+    .. "AdamW; of optim.sgd added to the gradient (L2)", default = 0, min = 0 },
   { "decay", "list", 'exceptions, the first that matches a parameter\'s name: { { "tokens", 0 }, { "norm", 0.1 } }' },
   { "clip", "number", "greatest global norm of the gradient; 0: no limit", default = 0, min = 0 },
   { "rounding", "string", "of the bf16 copy of the f32 weights that a step computes with: stochastic is up or down by "
@@ -316,15 +317,15 @@ optimizer("adamw", "AdamW (Loshchilov and Hutter 2019), in f32.", {
   return (#self:functions() > 0 and composed_adamw or fused_adamw)(self, ...)
 end)
 
-composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction of momentum and gradient. Rates of a "
-  .. "third to a tenth of AdamW's serve, with weight decay as much greater.", {
+composed("lion", "Lion (Chen et al. 2023): steps of one size, in the direction of momentum and gradient. Learning "
+  .. "rates are 3 to 10 times smaller than AdamW's, weight decay as much greater.", {
   beta("beta1", "share of the momentum in the direction of a step", 0.9),
   beta("beta2", "decay of the momentum", 0.99),
 }, updates.lion)
 
 composed("adafactor", "Adafactor (Shazeer and Stern 2018): of a matrix it keeps means over rows and columns instead "
   .. "of a moment for each weight; steps are relative to the size of the weights.", {
-  of_step("beta2_decay", "second moments take in a step's squares by step^this", -0.8, { below = 0 }),
+  of_step("beta2_decay", "beta2 of a step is 1 - step^this", -0.8, { below = 0 }),
   { "threshold", "number", "greatest root of the mean square of an update", default = 1, above = 0 },
   { "eps", "number", "least size of a parameter, which its steps are relative to", default = 1e-3, above = 0 },
 }, updates.adafactor)
@@ -336,7 +337,7 @@ composed("muon", "Muon (Jordan et al. 2024): makes the momentum of each hidden m
   { "iterations", "integer", "Newton-Schulz iterations", default = 5, min = 1, max = 20 },
   { "split", "boolean", "one by one what is stored in one parameter, as queries, keys and values are (nn.linear: "
     .. "`parts`)", default = true },
-  { "adjust", "string", "steps of an n × m matrix are larger by √max(1, n / m) (original), or as large as AdamW's "
+  { "adjust", "string", "scale of the update of an n × m matrix: √max(1, n / m) (original), or as large as AdamW's "
     .. "(adamw)", default = "adamw", choices = { "adamw", "original" } },
   { "others", "list", "Lua patterns of names of matrices that AdamW changes", default = { "^head", "classifier" } },
   { "others_rate", "number", "AdamW's rate, relative to lr", default = 1, above = 0 },
@@ -346,9 +347,9 @@ composed("muon", "Muon (Jordan et al. 2024): makes the momentum of each hidden m
 }, updates.muon)
 
 composed("schedule_free", "Schedule-free AdamW (Defazio et al. 2024): a warm-up and then the same rate, without an end "
-  .. "that has to be known; evaluations and saves have the average of the steps. Rates of one to ten times AdamW's "
-  .. "serve.", {
-  beta("beta1", "how near the average gradients are taken after the step", 0.9),
+  .. "that has to be known; evaluations and saves have the average of the steps. Learning rates are one to ten "
+  .. "times AdamW's.", {
+  beta("beta1", "gradients are taken at beta1 · average + (1 - beta1) · last iterate", 0.9),
   beta("beta2", "decay of the mean of squared gradients", 0.999),
   { "eps", "number", "added to the root of the squares' mean", default = 1e-8, above = 0 },
 }, updates.schedule_free, "optim.schedule_free { lr = optim.constant { peak = 3e-3, warmup = 100 } }", function(a)

@@ -50,7 +50,7 @@ bool Ranking::hangs_on_links() const {
 
 std::string to_text(const Ranking& ranking) {
   std::string text =
-      fmt::format("the ranking of the {} plans of {} with batch {} hangs on the links:", ranking.plans,
+      fmt::format("the ranking of the {} plans of {} with batch {} depends on link speeds:", ranking.plans,
                   ranking.model, ranking.batch);
   const char* separator = " ";
   for (const RankingCase& with : ranking.cases) {

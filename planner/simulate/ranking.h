@@ -1,4 +1,4 @@
-// Whether the order of plans hangs on the links: how many pairs of plans of one model and batch change their
+// Whether the order of plans depends on link speeds: how many pairs of plans of one model and batch change their
 // order when the links have other values that they may plausibly have. Pure.
 #pragma once
 
@@ -34,7 +34,7 @@ struct Ranking {
 // Of plans of one model and batch, one at least.
 Ranking rank(const std::vector<RankedPlan>& plans, std::string model, int batch);
 
-// A sentence of a ranking that hangs on the links.
+// A sentence of a ranking that depends on link speeds.
 std::string to_text(const Ranking& ranking);
 
 }  // namespace het::planner

@@ -1,4 +1,4 @@
-// How much a predicted step hangs on the links: what it takes with other values that the links may plausibly
+// How much a predicted step depends on link speeds: what it takes with other values that the links may plausibly
 // have. Pure.
 #pragma once
 

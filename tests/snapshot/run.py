@@ -143,7 +143,7 @@ class Commands(Case):
         newest.write_bytes(newest.read_bytes()[:5000])
         err = self.refused('snapshot', 'verify', 'kept')
         self.assertIn('the snapshot of step 12 is not whole', err)
-        self.assertRegex(err, r'(?m)^snapshot of step 3.* is the newest whole one$')
+        self.assertRegex(err, r'(?m)^snapshot of step 3.* is the latest complete one$')
         self.hetrun('snapshot', 'verify', 'kept', '--step=3')
 
     def test_a_store_is_written_and_read_as_a_folder_is(self):

@@ -16,7 +16,7 @@ local of_models = {
     .. "follow", path = "read" },
   { "base", "FOLDER", "the base model of a folder with adapters (default: the one that adapter_config.json names)",
     path = "read" },
-  { "precision", "f32", "of matrices and activations: f32 or bf16" },
+  { "precision", "f32", "dtype of weight matrices and activations: f32 or bf16" },
 }
 
 local to_generate = {
@@ -25,10 +25,10 @@ local to_generate = {
     .. "conversation" },
   { "tokens", "300", "how many tokens to write at most; the model's end token ends the text earlier" },
   { "context", "N", "tokens that it looks back at (default: the model's context)" },
-  { "temperature", "0.8", "0: always the likeliest; 1: as learned" },
+  { "temperature", "0.8", "0: greedy; 1: the model's own distribution" },
   { "top_k", "N", "choose among this many of the likeliest (default: all)" },
   { "top_p", "1", "choose among the likeliest that have this share of the probability" },
-  { "seed", "1337", "of the draws" },
+  { "seed", "1337", "of the sampling" },
   of_models[1], of_models[2], of_models[3],
 }
 

@@ -206,11 +206,11 @@ generate.fields = {
   { "tokens", "integer", "how many tokens to write", default = 300, min = 1 },
   { "context", "integer", "tokens that it looks back at; fewer take less memory (default: the model's context)",
     min = 1 },
-  { "temperature", "number", "0: always the likeliest; 1: as learned", default = 0.8, min = 0 },
+  { "temperature", "number", "0: greedy; 1: the model's own distribution", default = 0.8, min = 0 },
   { "top_k", "integer", "choose among this many of the likeliest (default: all)", min = 1 },
   { "top_p", "number", "choose among the likeliest that have this share of the probability", default = 1, above = 0,
     max = 1 },
-  { "seed", "integer", "of the draws", default = 1337, min = 0 },
+  { "seed", "integer", "of the sampling", default = 1337, min = 0 },
 }
 
 --- What a text begins with by default: a line break, or the first token of a vocabulary without one.

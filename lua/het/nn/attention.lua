@@ -73,14 +73,15 @@ end
 --- nn.attention { width = , heads = }
 attention.attention = layer.define {
   name = "nn.attention",
-  sentence = "Multi-head self-attention (Vaswani et al. 2017), tiled, so that memory is linear in the context.",
+  sentence = "Multi-head self-attention (Vaswani et al. 2017), in tiles: memory is linear in the sequence length.",
   example = "nn.attention { width = 768, heads = 12, causal = true }",
   fields = {
     { "width", "integer", "features in and out", required = true, min = 1 },
-    { "heads", "integer", "heads; they share the width out", required = true, min = 1 },
-    { "kv_heads", "integer", "key and value heads, each serving heads / kv_heads queries (default: heads)", min = 1 },
+    { "heads", "integer", "number of attention heads", required = true, min = 1 },
+    { "kv_heads", "integer", "key and value heads, each shared by heads / kv_heads query heads (default: heads)",
+      min = 1 },
     { "head_size", "integer", "features of a head (default: width / heads)", min = 1 },
-    { "causal", "boolean", "tokens see only those before them", default = true },
+    { "causal", "boolean", "each token attends to itself and earlier tokens only", default = true },
     { "bias", "boolean", "biases in the projections", default = true },
     { "out_bias", "boolean", "a bias in the projection of the result (default: as `bias`)" },
     { "rotary", "number|boolean", "rotary positions (Su et al. 2021), true or their base (true: 10000)" },
@@ -94,7 +95,7 @@ attention.attention = layer.define {
     { "norm_offset", "number", "added to the weights of these norms", default = 0, choices = { 0, 1 } },
     { "eps", "number", "of these norms", default = 1e-5, above = 0 },
     { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
-    { "score_cap", "number", "scores are cap · tanh(score / cap)", min = 1e-3, max = 1e4 },
+    { "score_cap", "number", "scores are cap · tanh(score / cap) (soft-capping)", min = 1e-3, max = 1e4 },
     { "window", "integer", "a token sees this many tokens: itself and those just before it (default: all)", min = 1 },
     { "dropout", "number", "of the result, while training", default = 0, min = 0, below = 1 },
   },

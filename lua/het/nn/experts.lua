@@ -36,19 +36,19 @@ end
 experts.experts = layer.define {
   name = "nn.experts",
   sentence = "A mixture of experts in place of nn.mlp (Switch Transformer, Fedus et al. 2021): each token goes to the "
-    .. "`top` feed-forward layers that a gate finds most probable for it. A token without a place there gets 0 from "
-    .. "it; a block adds its input.",
+    .. "`top` feed-forward layers that a gate finds most probable for it. A token beyond an expert's capacity "
+    .. "gets 0 from it, and a block passes it on by its residual connection.",
   example = "nn.experts { width = 768, experts = 8, top = 2 }",
   fields = {
     { "width", "integer", "features in and out", required = true, min = 1 },
     { "experts", "integer", "feed-forward layers", required = true, min = 1 },
     { "hidden", "integer", "features inside each (default: 4 · width)", min = 1 },
-    { "top", "integer", "experts of a token", default = 1, min = 1 },
-    { "capacity", "number", "places of an expert in each sample, relative to an equal share of the choices",
+    { "top", "integer", "experts of each token (top-k)", default = 1, min = 1 },
+    { "capacity", "number", "capacity factor: tokens of a sample that an expert takes, relative to an even share",
       default = 1.25, above = 0 },
-    { "auxiliary", "number", "weight of the loss that balances the experts, while training", default = 0.01,
+    { "auxiliary", "number", "weight of the auxiliary load-balancing loss, while training", default = 0.01,
       min = 0 },
-    { "normalised", "boolean", "what a token's choices count adds up to 1 (default: where `top` is more than 1)" },
+    { "normalised", "boolean", "the weights of a token's experts add up to 1 (default: where `top` is more than 1)" },
     { "gated", "boolean", "each has a gate as nn.swiglu: down(activation(side(x)) · up(x))", default = false },
     { "activation", "string", "inside", default = "gelu", choices = { "gelu", "gelu_exact", "silu", "relu" } },
     { "shared", "integer", "features inside the shared expert, which all tokens go to; its result is multiplied by "

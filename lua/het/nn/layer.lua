@@ -446,7 +446,7 @@ layer.custom = define.constructor {
     { "layers", "table", "layers inside it by name; in forward each is a function of self", default = {} },
     { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters",
       required = true },
-    { "pointwise", "boolean", "each position of the sequence is computed alone, so generation may use the cache",
+    { "pointwise", "boolean", "each token is computed alone: generation may use the cache, and rows may be packed",
       default = false },
   },
   build = function(arguments)

@@ -220,7 +220,7 @@ local function chosen(model, places, targets, parameters, report)
   end
   for _, target in ipairs(targets) do
     if not hit[target] and is_tied(model, target) then
-      report("targets", ("nn.lora.targets: %s is the table of tokens itself (tied), which can have no adapter")
+      report("targets", ("nn.lora.targets: %s is tied to the embedding, and can have no adapter")
         :format(text.value(target)))
     elseif not hit[target] then
       report("targets", ("nn.lora.targets: no linear layer that can have an adapter is named %s%s"):format(

@@ -10,7 +10,7 @@ local commands = {}
 
 local options = {
   { "cluster", "FILE", "a Lua file that returns het.cluster { ... } (default: this machine)" },
-  { "devices", "N", "of this machine, which share it evenly (default: 1)" },
+  { "devices", "N", "devices that this machine is divided into, evenly (default: 1)" },
   { "policy", "NAME", "autohet, megatron, whale, exhaustive, search, auto (default: auto) or hap, or a Lua file that "
     .. "returns a function(problem)", plan = true },
   { "microbatch", "N", "with --policy=hap: samples that all devices share at once (default: the batch, or as many as "
@@ -23,7 +23,7 @@ local options = {
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
-  { "near", "SHARE", "with --old or --fallbacks: of the step time, how much longer a plan may take that moves less "
+  { "near", "SHARE", "with --old or --fallbacks: how much longer a step may take by a plan that moves less state "
     .. "(default: 2%)", plan = true },
   { "fallbacks", "N", "plan ahead for the N likeliest losses of a machine or a device", plan = true },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
@@ -373,7 +373,7 @@ local function simulated(run, cluster, given, plan, name)
   return answer
 end
 
--- Several plans: a line of each, and whether their order hangs on the links.
+-- Several plans: a line of each, and whether their order depends on link speeds.
 local function simulate_all(run, cluster, given)
   for _, option in ipairs { "html", "trace" } do
     if given[option] then errors.usage("--%s draws one plan; --plan names %d", option, #given.plans) end

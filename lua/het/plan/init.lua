@@ -323,7 +323,8 @@ plan.pipeline = define.constructor {
 
 local make = define.constructor {
   name = "plan",
-  sentence = "Who computes what: pipelines of stages. Each device is a process: `hetrun --workers N` starts them here.",
+  sentence = "Which device computes what: pipelines (data-parallel replicas) of stages. Each device is a process: "
+    .. "`hetrun --workers N` starts them here.",
   example = "het.plan { microbatch = 4,\n"
     .. '           het.pipeline { microbatches = 3, het.stage { "here:0" }, het.stage { "here:1" } } }',
   list = { "pipeline", "pipelines", least = 1 },
@@ -332,12 +333,12 @@ local make = define.constructor {
       .. "{ 3, 1 }: two devices; the first takes three quarters", default = 1, min = 1 },
     sharding_field,
     { "sequence", "boolean", "divide norms, dropout and residuals by tokens over the devices that share a layer: less "
-      .. "memory, the same traffic", default = false },
+      .. "memory, the same traffic (sequence parallelism)", default = false },
     { "microbatch", "integer", "samples of a micro-batch (default: what divides the batch evenly over the plan)",
       min = 1 },
     { "schedule", "string", "in what order stages run forward and backward passes", default = "1f1b",
       choices = { "1f1b", "gpipe", "interleaved", "split_backward" } },
-    { "chunks", "integer", "interleaved: stages on each device", default = 1, min = 1 },
+    { "chunks", "integer", "interleaved: stages on each device (virtual pipeline stages)", default = 1, min = 1 },
     { "warmup", "integer", "1f1b, split_backward: extra forward passes in flight for each later stage, for slow links",
       default = 0, min = 0 },
     { "sharded_optimizer", "boolean", "divide optimizer state, by rows, over the replicas of a layer: each updates its "
@@ -447,7 +448,7 @@ plan.auto = define.constructor {
       default = 0.02, min = 0, max = 1 },
     { "fallbacks", "integer", "plans made ahead for as many of the likeliest losses; the run's `fallbacks` is then a "
       .. "list of { lost = \"a\", plan = het.plan { ... } }, or problems instead of a plan", default = 0, min = 0 },
-    { "ahead", "integer", "with --elastic: plans made beside the steps for as many of the likeliest changes, lost "
+    { "ahead", "integer", "with --elastic: plans made in the background for as many of the likeliest changes, lost "
       .. "machines and ranks and others that join, so that a change finds its plan there", default = 8, min = 0 },
   },
   check = function(a, report)

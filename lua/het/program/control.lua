@@ -15,7 +15,7 @@ local options = {
 -- By word: what it is, and seconds that its answer is waited for.
 local commands = {
   { "status", "how the run is doing" },
-  { "pause", "wait behind the step under way" },
+  { "pause", "wait after the step under way" },
   { "resume", "go on" },
   { "snapshot", "take a snapshot now" },
   { "replan", "choose a plan again for the ranks that are there (of a run with --elastic)" },

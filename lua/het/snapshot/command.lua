@@ -91,7 +91,7 @@ verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and co
   .. "of newer ones",
   run = function(place)
     local opened, problems = snapshot.open_newest(place, wanted_step)
-    if problems[1] then problems[#problems + 1] = ("%s is the newest whole one"):format(tostring(opened)) end
+    if problems[1] then problems[#problems + 1] = ("%s is the latest complete one"):format(tostring(opened)) end
     for _, sentences in ipairs { opened:verify(), lacking(opened) } do
       for _, sentence in ipairs(sentences) do problems[#problems + 1] = sentence end
     end
@@ -147,7 +147,7 @@ local order = { "list", "show", "verify", "copy", "import", "export" }
 
 local function help()
   local lines = { "hetrun snapshot WORD PLACE [TO]. A place is a snapshot file, the folder of a saved run, or a folder "
-    .. "of snapshots or", "a store (s3://bucket/name, file:///folder): then the newest whole one counts.", "" }
+    .. "of snapshots or", "a store (s3://bucket/name, file:///folder): then the latest complete one is used.", "" }
   for _, name in ipairs(order) do
     lines[#lines + 1] = ("  %-22s %s"):format(name .. " " .. verbs[name].words, verbs[name].sentence)
   end

@@ -40,7 +40,7 @@ end
 snapshot.open = define.document({
   name = "snapshot.open",
   sentence = "A snapshot: what a file, or the files of one step in a folder or a store (s3://...), hold of a run's "
-    .. "state. Without a step it is the newest whole one in the folder. Tensors are read when they are asked for, and "
+    .. "state. Without a step it is the latest complete one in the folder. Tensors are read when they are used, and "
     .. "checked.",
   signature = "het.snapshot.open(place [, step])",
   example = 'local before = het.snapshot.open "runs/shakespeare/snapshots"',

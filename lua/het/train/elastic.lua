@@ -18,7 +18,7 @@ local snapshots = require "het.train.snapshots"
 local elastic = {}
 
 -- Generations of the same ranks that may end in a row where they have begun: then something is wrong that another one
--- does not mend.
+-- does not fix.
 local most_fruitless = 10
 
 --- Whether an error is the loss of another rank.

@@ -261,17 +261,17 @@ return define.constructor {
     { "model", "layer", "what is trained", required = true },
     { "data", "corpus|pairs", "what it is trained on", required = true },
     { "optimizer", "optimizer", "how the weights change", required = true },
-    { "batch", "integer", "samples of a step", required = true, min = 1 },
-    { "microbatch", "integer", "samples computed at once; gradients are summed over the batch (default: batch; "
-      .. "under a plan, the plan's)", min = 1 },
+    { "batch", "integer", "global batch size: samples of a step, over all ranks", required = true, min = 1 },
+    { "microbatch", "integer", "samples of a forward and backward pass; gradients are accumulated over the batch "
+      .. "(default: batch; under a plan, the plan's)", min = 1 },
     { "steps", "integer", "steps in all", required = true, min = 1 },
-    { "context", "integer", "tokens of a sample (default: the model's context)", min = 1 },
-    { "precision", "string", "of matrices and activations; master weights and sums are f32; f16 is for `hetrun plan` "
-      .. "and `hetrun simulate` alone", default = "f32", choices = { "f32", "bf16", "f16" } },
+    { "context", "integer", "sequence length (default: the model's context)", min = 1 },
+    { "precision", "string", "dtype of weight matrices and activations; master weights and reductions are f32; f16 is "
+      .. "for `hetrun plan` and `hetrun simulate` only", default = "f32", choices = { "f32", "bf16", "f16" } },
     { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
     { "loss", "function", "function(output, labels, scale, reference): the summed loss times scale, which is 1 / "
-      .. "(labels of the batch that count, or pairs of data.preferences); then, if it has any, figures that are "
-      .. "reported beside it, by name: { accuracy = a }, each a sum times scale (default: cross-entropy, or squared "
+      .. "(labels of the batch that count, or pairs of data.preferences); then, if it has any, metrics that are "
+      .. "reported with it, by name: { accuracy = a }, each a sum times scale (default: cross-entropy, or squared "
       .. "error for labels with fractions)" },
     { "reference", "layer", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "
       .. "`model` with adapters (nn.lora), which then is in memory once" },
@@ -292,25 +292,25 @@ return define.constructor {
     } },
     { "sample", "record", "text to write at the end", fields = generate.fields },
     { "save", "string", "folder for the model, its vocabulary and the training state", path = "write" },
-    { "save_every", "integer", "steps between saves, which are written beside the steps that follow, from a copy in "
-      .. "the host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
+    { "save_every", "integer", "steps between saves, which are written in the background, from a copy in the "
+      .. "host's memory (the steps wait where there is no room for one); 0: only at the end and when interrupted",
       default = 0, min = 0 },
     { "save_precision", "string", "of the weights in `save` and `keep_best`: f32, bf16 or f16, for who loads them; "
       .. "a run that goes on has f32 (default: as they are in the folder that the model was loaded from, f32 of a new "
       .. "model)", choices = { "f32", "bf16", "f16" } },
     { "keep_best", "string", "folder for the model as it was in the evaluation with the lowest loss, with its "
-      .. "vocabulary and training state; written beside the steps", path = "write" },
-    { "snapshot", "record", "of the state, beside the steps; with --elastic also in memory, unasked", fields = {
+      .. "vocabulary and training state; written in the background", path = "write" },
+    { "snapshot", "record", "checkpoints, taken in the background; with --elastic in memory, too", fields = {
       { "folder", "string", "where each rank writes its part to disk, a shared folder or one of its machine",
         path = "write" },
-      { "every", "integer", "steps between snapshots in `folder` (default: by what one costs and how often ranks are "
-        .. "lost, 30 s at least)", min = 1 },
-      { "keep", "integer", "whole snapshots that are kept in `folder` and `store`", default = 2, min = 1 },
+      { "every", "integer", "steps between snapshots in `folder` (default: by the measured cost of one and how often "
+        .. "ranks are lost, 30 s at least)", min = 1 },
+      { "keep", "integer", "complete snapshots that are kept in `folder` and `store`", default = 2, min = 1 },
       { "store", "string", "gets a copy of each: a bucket, as \"s3://bucket/mine\" (credentials as for AWS's tools)" },
       { "memory", "boolean", "with --elastic: in the hosts' memory, where too few hosts have a part of the state",
         default = true },
-      { "memory_every", "integer", "steps between those in memory, 1: as often as they get done (default: by what one "
-        .. "costs, which is measured, and how often ranks are lost)", min = 1 },
+      { "memory_every", "integer", "steps between those in memory, 1: as often as they can be completed (default: by "
+        .. "the measured cost of one and how often ranks are lost)", min = 1 },
       { "memory_limit", "string", "of a host's memory, for these snapshots and the copies of other hosts' (default: a "
         .. "quarter of what is free when the run begins)", unit = { parse = native.parse_bytes, such_as = '"8 GiB"' } },
       { "replicas", "integer", "hosts that should have each part of the state, the ranks that train it included",
@@ -318,24 +318,25 @@ return define.constructor {
     } },
     { "resume", "boolean", "go on exactly where `save` stopped, if it is there (--resume)", default = false },
     { "overwrite", "boolean", "replace the model that `save` holds, as soon as this run is saved; without it and "
-      .. "`resume` a folder with a model is refused (--overwrite)", default = false },
+      .. "`resume` a folder with a model is refused. Recipes need --trust for it; on the command line: --overwrite",
+      default = false },
     { "from", "string", "folder of a saved model whose weights it begins with", path = "read" },
     { "metrics", "string", "file for one JSON object per report", path = "write" },
     { "after", "function", "function(run), called at the end" },
     { "on_step", "function", "function(run, step), called after each step with { step, loss, lr, gradient_norm, "
       .. "seconds, figures }; with --elastic again, on all ranks, when the loss of a rank cut it off on one" },
     { "on_change", "function", "with --elastic: function(run, change), called on the first rank when ranks were lost "
-      .. "or came, for the plan of those that are there, and when others wait to join; nil is the default "
+      .. "or joined, for the plan of those that are there, and when others wait to join; nil is the default "
       .. "(?het.policy.on_change)" },
     { "on_notice", "function", "with --elastic: function(run, notice), called on the first rank while machines will be "
       .. "taken away: \"leave\", \"wait\" or \"stop\"; nil is the default (?het.policy.on_notice)" },
     { "rendezvous", "string", "where ranks on several machines find each other: \"etcd://host:2379\" (default: "
       .. "MASTER_ADDR and MASTER_PORT; HETRUN_RENDEZVOUS)" },
     { "name", "string", "of the run, by which its ranks find each other", default = "hetrun" },
-    { "pace", "cluster", "run each rank as slowly as its device in this cluster, over links as slow: to try plans "
-      .. "for a mixed cluster on one machine whose own rates are well above" },
+    { "pace", "cluster", "slow each rank to the speed of its device in this cluster, and messages to that of its "
+      .. "links: to try plans for a mixed cluster on one machine that is much faster" },
     { "runtime", "string", "how ranks wait for each other: overlapping (nothing waits before it must), or as other "
-      .. "frameworks do, \"blocking\" (sends and receives hold up both ends), \"late-reduction\" (gradients are summed "
+      .. "frameworks do, \"blocking\" (sends and receives block both ends), \"late-reduction\" (gradients are summed "
       .. "after the last backward pass) or \"blocking,late-reduction\", to measure what that costs",
       default = "overlapping", choices = { "overlapping", "blocking", "late-reduction", "blocking,late-reduction" } },
     { "alone", "boolean", "this process trains it by itself, though it is one of several ranks of another run, as to "

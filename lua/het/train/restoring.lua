@@ -23,7 +23,7 @@ restoring.fields = {
     required = true },
   { "only", "string|list", "names of parameters, * stands for any characters: these weights alone are replaced, and "
     .. "training goes on where it is (default: all of the training state, and the run goes on after its step)" },
-  { "step", "integer", "the snapshot after this step (default: the newest whole one)", min = 0 },
+  { "step", "integer", "the snapshot after this step (default: the latest complete one)", min = 0 },
 }
 
 local function checked(given)
