@@ -146,14 +146,24 @@ std::optional<LaunchedRank> from_indexed_job(const Variables& variables) {
   return launched;
 }
 
+constexpr int kLastPort = 65'535;
+
+// torchrun's agent itself listens at MASTER_PORT, for the store that PyTorch's ranks share; ours is beside
+// it.
+int port_of_ranks(const Variables& variables, int master_port) {
+  const bool is_taken =
+      variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True" && !variables.text("HETRUN_STORE");
+  if (!is_taken) return master_port;
+  return master_port < kLastPort ? master_port + 1 : master_port - 1;
+}
+
 void add_master(const Variables& variables, LaunchedRank& launched) {
   const auto host = variables.text("MASTER_ADDR");
   const auto port = variables.number("MASTER_PORT");
-  constexpr int kLastPort = 65'535;
   if (port && (*port < 1 || *port > kLastPort))
     fail_usage("MASTER_PORT is {}; ports go from 1 to {}", *port, kLastPort);
   if (host) launched.master_host = *host;
-  if (port) launched.master_port = *port;
+  if (port) launched.master_port = port_of_ranks(variables, *port);
   if (!launched.master_host.empty() && launched.master_port == 0)
     fail_usage("MASTER_ADDR is '{}', but MASTER_PORT is not set; the others are found at both",
                launched.master_host);

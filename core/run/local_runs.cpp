@@ -10,7 +10,11 @@
 #include <string_view>
 #include <tuple>
 
+#include <fmt/format.h>
 #include <unistd.h>
+
+#include "core/base/error.h"
+#include "core/cluster/environment.h"
 
 namespace het {
 namespace {
@@ -84,21 +88,28 @@ std::optional<LocalRun> run_of(const std::string& process) {
   const auto variables = texts_of(process + "/environ");
   LocalRun run;
   run.secret = value_of(variables, "HETRUN_SECRET").value_or("");
-  if (!value_of(variables, "RANK") || run.secret.empty()) return std::nullopt;
+  if (run.secret.empty()) return std::nullopt;
   const auto words = texts_of(process + "/cmdline");
   run.etcd = value_of(words, "--rendezvous");
   for (size_t i = 0; i + 1 < words.size(); ++i)
     if (words[i] == "--rendezvous") run.etcd = words[i + 1];
   if (!run.etcd) run.etcd = value_of(variables, "HETRUN_RENDEZVOUS");
   if (const auto store = value_of(variables, "HETRUN_STORE")) {
+    if (!value_of(variables, "RANK")) return std::nullopt;
     run.store = *store;
-  } else {
-    std::error_code ignored;
-    const auto program = std::filesystem::read_symlink(process + "/exe", ignored);
-    const auto host = value_of(variables, "MASTER_ADDR"), port = value_of(variables, "MASTER_PORT");
-    if (!program.filename().string().starts_with("hetrun") || !host || !port) return std::nullopt;
-    run.store = *host + ":" + *port;
+    return run;
   }
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink(process + "/exe", ignored);
+  if (!program.filename().string().starts_with("hetrun")) return std::nullopt;
+  LaunchedRank launched;
+  try {
+    launched = read_launched_rank([&](const std::string& name) { return value_of(variables, name); });
+  } catch (const Error&) {  // it will not have begun
+    return std::nullopt;
+  }
+  if (launched.master_host.empty() || launched.master_port == 0) return std::nullopt;
+  run.store = fmt::format("{}:{}", launched.master_host, launched.master_port);
   return run;
 }
 

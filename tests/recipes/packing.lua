@@ -82,7 +82,14 @@ local models = {
   mistral = function() return decoder("mistral", { window = 7 }) end,
   mixtral = function() return decoder("mixtral", { experts = 3, top = 2 }) end,
   olmo2 = function() return decoder("olmo2", {}) end,
+  olmo3 = function() return decoder("olmo3", { window = 5, window_every = 2 }) end,
   olmoe = function() return decoder("olmoe", { experts = 3, top = 2 }) end,
+  granite = function()
+    return decoder("granite", { embedding_scale = 3, residual_scale = 0.5, logit_scale = 0.5, score_scale = 0.2 })
+  end,
+  smollm3 = function() return decoder("smollm3", { no_rotary_every = 2 }) end,
+  stablelm = function() return decoder("stablelm", { rotary_share = 0.5 }) end,
+  starcoder2 = function() return decoder("starcoder2", { window = 7 }) end,
   phi3 = function() return decoder("phi3", {}) end,
   qwen2 = function() return decoder("qwen2", { kv_heads = 1 }) end,
   qwen2_moe = function() return decoder("qwen2_moe", { experts = 3, top = 2, shared = 24, experts_every = 2 }) end,

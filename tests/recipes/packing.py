@@ -12,8 +12,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
 # Tokens to predict of each example. They fill four rows of 32: 32; 20 and 12; 16, 10 and 6; 9, 9 and 9.
 LENGTHS = [20, 9, 16, 6, 32, 9, 10, 12, 9]
-MODELS = ('gpt', 'llama', 'own', 'experts', 'gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'mistral', 'mixtral', 'olmo2', 'olmoe', 'phi3',
-          'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe')
+MODELS = ('gpt', 'llama', 'own', 'experts', 'gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'granite', 'mistral', 'mixtral', 'olmo2', 'olmo3', 'olmoe',
+          'phi3', 'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe', 'smollm3', 'stablelm', 'starcoder2')
 
 
 def example(number, length):

@@ -8,6 +8,11 @@ local opt = het.options {
 local settings = {
   gemma2 = { window = 4, score_cap = 2.5, logit_cap = 3, head_size = 8, score_scale = 0.25 },
   gemma3_text = { window = 4, head_size = 8, layers = 7 },
+  granite = { embedding_scale = 3, residual_scale = 0.25, logit_scale = 0.125, score_scale = 0.2, kv_heads = 2 },
+  olmo3 = { window = 4, layers = 5,
+    scaling = { rope_type = "yarn", factor = 2, original_max_position_embeddings = 8 } },
+  smollm3 = { no_rotary_every = 2 }, stablelm = { kv_heads = 2, bias = true },
+  starcoder2 = { window = 4, kv_heads = 1 },
   gpt_neox = { rotary_share = 0.5, activation = "gelu" },
   llama = { bias = true, scaling = { rope_type = "llama3", factor = 4, low_freq_factor = 1, high_freq_factor = 4,
     original_max_position_embeddings = 8 } },

@@ -62,6 +62,25 @@ CASES = {
     'qwen3': lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
         **SMALL, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)),
     'olmo2': lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SMALL, num_key_value_heads=2)),
+    'olmo3': lambda: transformers.Olmo3ForCausalLM(transformers.Olmo3Config(
+        **{**SMALL, 'num_hidden_layers': 5}, num_key_value_heads=2, sliding_window=4)),
+    'olmo3 yarn': lambda: transformers.Olmo3ForCausalLM(transformers.Olmo3Config(
+        **{**SMALL, 'num_hidden_layers': 5}, num_key_value_heads=2, sliding_window=4, rope_theta=500.0, rope_scaling={
+            'rope_type': 'yarn', 'factor': 2.0, 'original_max_position_embeddings': 8})),
+    'starcoder2': lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**SMALL, num_key_value_heads=2)),
+    'starcoder2 window': lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(
+        **SMALL, num_key_value_heads=2, sliding_window=4, use_bias=False, tie_word_embeddings=False, hidden_act='gelu')),
+    'stablelm': lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(
+        **{**SMALL, 'hidden_size': 32}, num_key_value_heads=2, use_qkv_bias=True)),
+    'granite': lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(
+        **SMALL, num_key_value_heads=2, embedding_multiplier=3.0, residual_multiplier=0.22, attention_multiplier=0.3,
+        logits_scaling=4.0, tie_word_embeddings=True)),
+    'granite plain': lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(
+        **SMALL, num_key_value_heads=2, attention_bias=True, mlp_bias=True)),
+    'smollm3': lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(
+        **SMALL, num_key_value_heads=2, no_rope_layer_interval=2)),
+    'smollm3 with all positions': lambda: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(
+        **SMALL, num_key_value_heads=2, no_rope_layers=[1, 1, 1], tie_word_embeddings=False)),
     'gemma': lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(
         **SMALL, num_key_value_heads=1, head_dim=16)),
     'gemma2': lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
@@ -115,8 +134,8 @@ CASES = {
         vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
         max_position_embeddings=16)),
 }
-FRESH = ['gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'llama', 'mistral', 'mixtral', 'olmo2', 'olmoe', 'phi3',
-         'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe']
+FRESH = ['gemma', 'gemma2', 'gemma3_text', 'gpt_neox', 'granite', 'llama', 'mistral', 'mixtral', 'olmo2', 'olmo3', 'olmoe', 'phi3',
+         'qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe', 'smollm3', 'stablelm', 'starcoder2']
 
 
 def tokens():

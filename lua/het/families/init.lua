@@ -36,8 +36,8 @@ local text = require "het.text"
 
 local families = {}
 
-local names = { "bert", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2",
-  "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe" }
+local names = { "bert", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral",
+  "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2" }
 local known = {}
 for _, name in ipairs(names) do known[name] = true end
 
@@ -247,9 +247,10 @@ end
 
 -- What transformers has as floats: it refuses 10000 for 10000.0.
 local floats = {}
-for name in ([[attention_dropout attention_probs_dropout_prob attn_logit_softcapping attn_pdrop beta_fast beta_slow
-  embd_pdrop factor final_logit_softcapping hidden_dropout hidden_dropout_prob high_freq_factor initializer_range
-  layer_norm_eps layer_norm_epsilon low_freq_factor partial_rotary_factor resid_pdrop rms_norm_eps rope_local_base_freq
+for name in ([[attention_dropout attention_multiplier attention_probs_dropout_prob attn_logit_softcapping attn_pdrop
+  beta_fast beta_slow embd_pdrop embedding_multiplier factor final_logit_softcapping hidden_dropout
+  hidden_dropout_prob high_freq_factor initializer_range layer_norm_eps layer_norm_epsilon logits_scaling
+  low_freq_factor norm_epsilon partial_rotary_factor resid_pdrop residual_multiplier rms_norm_eps rope_local_base_freq
   rope_theta rotary_emb_base rotary_pct router_aux_loss_coef router_jitter_noise]]):gmatch "%S+" do
   floats[name] = true
 end

@@ -21,27 +21,33 @@ local function norm_of(a)
   return basic.rms_norm(a.width, { eps = a.eps, offset = a.norm == "rms_offset" and 1 or 0 })
 end
 
+-- x + y, y times the block's residual_scale.
+local function added(self, x, y)
+  local scale = self.arguments.residual_scale
+  return op.add(x, scale ~= 1 and op.scale(y, { factor = scale }) or y)
+end
+
 -- x with what attention and the feed-forward layer add, by where the norms are.
 local forwards = {}
 
 function forwards.before(self, x)
-  x = op.add(x, self.attention(self.attention_norm(x)))
-  return op.add(x, self.mlp(self.mlp_norm(x)))
+  x = added(self, x, self.attention(self.attention_norm(x)))
+  return added(self, x, self.mlp(self.mlp_norm(x)))
 end
 
 function forwards.after(self, x)
-  x = op.add(x, self.attention_norm(self.attention(x)))
-  return op.add(x, self.mlp_norm(self.mlp(x)))
+  x = added(self, x, self.attention_norm(self.attention(x)))
+  return added(self, x, self.mlp_norm(self.mlp(x)))
 end
 
 function forwards.both(self, x)
-  x = op.add(x, self.attention_post_norm(self.attention(self.attention_norm(x))))
-  return op.add(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x))))
+  x = added(self, x, self.attention_post_norm(self.attention(self.attention_norm(x))))
+  return added(self, x, self.mlp_post_norm(self.mlp(self.mlp_norm(x))))
 end
 
 function forwards.parallel(self, x)
   local y = self.attention(self.attention_norm(x))
-  return op.add(op.add(x, y), self.mlp(self.mlp_norm(x)))
+  return added(self, added(self, x, y), self.mlp(self.mlp_norm(x)))
 end
 
 local block_fields = {
@@ -68,6 +74,9 @@ local block_fields = {
   { "score_scale", "number", "what scores are multiplied by (default: 1 / √head_size)", above = 0 },
   { "score_cap", "number", "scores are cap · tanh(score / cap)", min = 1e-3, max = 1e4 },
   { "window", "integer", "a token sees this many tokens: itself and those just before it (default: all)", min = 1 },
+  { "residual_scale", "number", "what attention and the feed-forward layer add is multiplied by", default = 1,
+    above = 0 },
+  { "positions", "boolean", "rotary positions of queries and keys", default = true },
   { "eps", "number", "of the norms", default = 1e-5, above = 0 },
   { "mlp", "layer", "in place of the feed-forward layer, such as nn.experts" },
 }
@@ -75,8 +84,8 @@ local block_fields = {
 --- nn.decoder_block { width = , heads = }
 decoder.decoder_block = layer.define {
   name = "nn.decoder_block",
-  sentence = "A block of a decoder-only model, with what differs among LLaMA, Qwen, OLMo, Gemma, Phi and Pythia as "
-    .. "arguments.",
+  sentence = "A block of a decoder-only model, with what differs among LLaMA, Qwen, OLMo, Gemma, Granite, Phi and "
+    .. "Pythia as arguments.",
   example = 'nn.decoder_block { width = 512, heads = 8, kv_heads = 2, qk_norm = "head" }',
   fields = block_fields,
   check = function(a, report) attention.check_heads(a, report, "nn.decoder_block") end,
@@ -90,7 +99,7 @@ decoder.decoder_block = layer.define {
     local list = {
       { "attention_norm", norm_of(a) },
       { "attention", attention.attention { width = a.width, heads = a.heads, kv_heads = a.kv_heads,
-        head_size = a.head_size, bias = a.bias, out_bias = a.out_bias, rotary = a.rotary,
+        head_size = a.head_size, bias = a.bias, out_bias = a.out_bias, rotary = a.positions and a.rotary,
         rotary_share = a.rotary_share, scaling = a.scaling, context = a.context, qk_norm = a.qk_norm,
         norm_offset = a.norm == "rms_offset" and 1 or 0, eps = a.eps, score_scale = a.score_scale,
         score_cap = a.score_cap, window = a.window }, residual = residual },
@@ -124,6 +133,8 @@ local function block_arguments(a, i)
   local is_local = i > (a.window_after or 0) and (not a.window_every or i % a.window_every ~= 0)
   if not is_local or (b.window and b.window >= a.context) then b.window = nil end
   if is_local and a.window_every and a.local_rotary then b.rotary, b.scaling = a.local_rotary, nil end
+  if is_local and a.unscaled_windows then b.scaling = nil end
+  b.positions = (a.no_rotary_every or 0) == 0 or i % a.no_rotary_every ~= 0
   return b
 end
 
@@ -132,10 +143,12 @@ local function hidden(self, tokens)
   local a = settings_of(self.arguments)
   self.builder:begin_layer("embedding")
   local x = self.tokens(tokens)
-  if a.scaled_embedding then x = op.scale(x, { factor = math.sqrt(a.width) }) end
+  local scale = a.scaled_embedding and math.sqrt(a.width) or a.embedding_scale or 1
+  if scale ~= 1 then x = op.scale(x, { factor = scale }) end
   x = language.run_blocks(self, x)
   self.builder:begin_layer("head")
-  return self.norm(x)
+  x = self.norm(x)
+  return (a.logit_scale or 1) ~= 1 and op.scale(x, { factor = a.logit_scale }) or x
 end
 
 -- Fields whose default is the family's.
@@ -154,6 +167,10 @@ local fields = {
   { "layers", "integer", "blocks", required = true, min = 1, max = 1000 },
   { "tied", "boolean", "the LM head shares the embedding's weight (default: the family's)" },
   { "logit_cap", "number", "logits are cap · tanh(logit / cap)", above = 0 },
+  { "logit_scale", "number", "what logits are multiplied by (default: 1)", above = 0 },
+  { "embedding_scale", "number", "what embeddings are multiplied by (default: the family's)", above = 0 },
+  { "no_rotary_every", "integer", "every n-th layer has no rotary positions; 0: all have them (default: the family's)",
+    min = 0 },
   { "window_every", "integer", "every n-th layer has no window", min = 1 },
   { "window_after", "integer", "the first n layers have no window", min = 1 },
   { "local_rotary", "number", "base of the rotary positions of layers with a window (default: as the others)",
@@ -172,7 +189,8 @@ local fields = {
   { "block", "function", "function(width, heads, index) that returns a block of your own" },
 }
 -- What only the family decides.
-local decided = { gated = true, norm = true, order = true, qk_norm = true, context = true, mlp = true }
+local decided = { gated = true, norm = true, order = true, qk_norm = true, context = true, mlp = true,
+  positions = true }
 for _, field in ipairs(block_fields) do
   if not decided[field[1]] then fields[#fields + 1] = by_family(field) end
 end

@@ -155,7 +155,8 @@ TEST_CASE("a ranking that other links would change is said, with the pairs and t
   CHECK(rankings[0].cases[1].changed == 2);
   CHECK(rankings[0].cases[1].fastest == "b");
   CHECK(to_text(rankings[0]) ==
-        "the ranking of the 4 plans of m with batch 8 depends on link speeds: with bandwidth x 1.4 2 of 5 pairs "
+        "the ranking of the 4 plans of m with batch 8 depends on link speeds: with bandwidth x 1.4 2 of 5 "
+        "pairs "
         "change their order, and b is the fastest instead of a");
   plans[1].links.cases[1].seconds = 1.05;
   CHECK_FALSE(rank(plans)[0].hangs_on_links());
