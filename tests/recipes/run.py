@@ -524,6 +524,16 @@ return het.train { model = het.nn.linear(1, 1), batch = 10, steps = 2, optimizer
         self.assertEqual(through[:3], first)
         self.assertEqual(through, first + rest[-3:])
 
+    def test_a_run_that_goes_on_says_that_its_data_is_another(self):
+        note = 'note: the run saved in runs/mine was trained on other data'
+        text = (self.folder / 'text.txt').read_text()
+        (self.folder / 'grown.txt').write_text(text)
+        self.losses('resume.lua', '--text=grown.txt', '--steps=3')
+        self.assertNotIn(note, self.hetrun('resume.lua', '--text=text.txt', '--steps=4', '--resume').stderr)
+        (self.folder / 'grown.txt').write_text(text + text)
+        done = self.hetrun('resume.lua', '--text=grown.txt', '--steps=5', '--resume')
+        self.assertRegex(done.stderr, note + r' \([\d,]+ tokens then, [\d,]+ now\); it goes on with sample 17 of the new data\n')
+
     def test_a_run_goes_on_with_the_optimizer_that_it_had(self):
         self.losses('resume.lua', '--steps=3', '--sgd')
         error = self.hetrun('resume.lua', '--resume', code=2).stderr

@@ -1,6 +1,7 @@
 --- What is kept of a run beside the tensors of its state, in saves and in snapshots alike, so that it goes on exactly.
 local native = require "het.native"
 local average = require "het.train.average"
+local define = require "het.language.define"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
@@ -9,18 +10,27 @@ local text = require "het.text"
 
 local record = {}
 
+-- Of a corpus: a hash of what it holds, and how many tokens that are; nil of other data.
+local function data_of(run)
+  local data = run.arguments.data
+  if define.kind_of(data) ~= "corpus" then return nil end
+  return data.native.fingerprint, data.tokens
+end
+
 --- What is kept of a run as it is now, beside step, cursor and seed: JSON.
 function record.of(run)
   run.config = run.config or files.config(run.arguments.model)
   local kept = evaluation.numbers(run)
   kept.precision, kept.config = run.arguments.precision, run.config
   kept.packed, kept.packed_sources = packing.context(run), packing.sources(run)
+  kept.data, kept.data_tokens = data_of(run)
   return native.json_encode(kept)
 end
 
 -- Files may come from anywhere: what each field has to be.
-local texts, whole = { precision = true }, { best_step = true, since = true, evaluated = true, averages_since = true,
-  packed = true }
+local texts = { precision = true, data = true }
+local whole = { best_step = true, since = true, evaluated = true, averages_since = true, packed = true,
+  data_tokens = true }
 local finite = { best = true, validation = true, lowest = true }
 
 local function problem_of(name, value)
@@ -51,7 +61,16 @@ function record.read(kept, what)
   return about
 end
 
---- Refuse to go on where the run would give other results than the one that was kept.
+-- Say that samples are others than they would have been: a file has grown, or is another one.
+local function note_other_data(run, about, what)
+  local data, tokens = data_of(run)
+  if not about.data or not data or about.data == data or run.rank ~= 0 then return end
+  native.write("stderr", ("note: %s was trained on other data (%s tokens then, %s now); it goes on with sample %s of "
+    .. "the new data\n"):format(what, text.grouped(about.data_tokens or 0), text.grouped(tokens),
+    text.grouped((about.cursor or 0) + 1)))
+end
+
+--- Refuse to go on where the run would give other results than the one that was kept; of other data there is a note.
 -- @param run a run
 -- @tparam table about what record.read gave
 -- @string what was kept: "the run of the snapshots"
@@ -63,6 +82,7 @@ function record.require_alike(run, about, what, otherwise)
       about.seed, about.precision or "unknown", a.seed, a.precision, otherwise or "go on with the same")
   end
   packing.require_alike(run, about, what)
+  note_other_data(run, about, what)
 end
 
 --- Refuse to go on from a save that lacks what the optimizer keeps: it would begin at zeros.
