@@ -65,7 +65,7 @@ CASES = {
     'olmo3': lambda: transformers.Olmo3ForCausalLM(transformers.Olmo3Config(
         **{**SMALL, 'num_hidden_layers': 5}, num_key_value_heads=2, sliding_window=4)),
     'olmo3 yarn': lambda: transformers.Olmo3ForCausalLM(transformers.Olmo3Config(
-        **{**SMALL, 'num_hidden_layers': 5}, num_key_value_heads=2, sliding_window=4, rope_theta=500.0, rope_scaling={
+        **{**SMALL, 'num_hidden_layers': 5}, num_key_value_heads=2, sliding_window=4, rope_scaling={
             'rope_type': 'yarn', 'factor': 2.0, 'original_max_position_embeddings': 8})),
     'starcoder2': lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**SMALL, num_key_value_heads=2)),
     'starcoder2 window': lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(

@@ -17,8 +17,9 @@ import torch.distributed.run
 RECIPE = '''
 local het = require "het"
 return het.train {
-  model = het.nn.linear(8, 4), batch = 8, steps = 3, evaluate = { every = 0 }, optimizer = het.optim.sgd { lr = 0.1 },
-  data = het.data.pairs { inputs = het.randn({ 32, 8 }, "f32", 1), labels = het.randn({ 32, 4 }, "f32", 2) },
+  model = het.nn.linear(8, 4), batch = 8, steps = 3, evaluate = { batches = 1 }, optimizer = het.optim.sgd { lr = 0.1 },
+  data = het.data.pairs { inputs = het.randn({ 64, 8 }, "f32", 1), labels = het.randn({ 64, 4 }, "f32", 2),
+    holdout = 0.25 },
 }
 '''
 
@@ -29,13 +30,14 @@ def free_port():
         return found.getsockname()[1]
 
 
-def loss_of(words, folder):
+def losses_of(words, folder):
+    """Of each rank that says it: behind `hetrun --workers` the first, else all."""
     done = subprocess.run([*map(str, words), 'recipe.lua', '--quiet', '--json', '--threads=1'], cwd=folder, text=True, timeout=120,
                           capture_output=True, check=False, env={**os.environ, 'HETRUN_SECRET': 'x' * 32, 'OMP_NUM_THREADS': '1'})
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
-    return lines[0]['loss'], len(lines)
+    return {line['validation_loss'] for line in lines}
 
 
 def main():
@@ -46,10 +48,10 @@ def main():
                  'with a rendezvous': ['--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{free_port()}', '--rdzv-id=7']}
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / 'recipe.lua').write_text(RECIPE)
-        expected = loss_of([hetrun, '--workers=2'], folder)
+        expected = losses_of([hetrun, '--workers=2'], folder)
         for name, words in launchers.items():
             try:
-                found = loss_of([*torchrun, *words, hetrun], folder)
+                found = losses_of([*torchrun, *words, hetrun], folder)
             except RuntimeError as error:
                 found = error
             print(f'{"ok  " if found == expected else "FAIL"}  torchrun {name}: {found}, --workers: {expected}')

@@ -261,7 +261,7 @@ return define.constructor {
     { "model", "layer", "what is trained", required = true },
     { "data", "corpus|pairs", "what it is trained on", required = true },
     { "optimizer", "optimizer", "how the weights change", required = true },
-    { "batch", "integer", "global batch size: samples of a step, over all ranks", required = true, min = 1 },
+    { "batch", "integer", "samples of a step over all ranks (global batch size)", required = true, min = 1 },
     { "microbatch", "integer", "samples of a forward and backward pass; gradients are accumulated over the batch "
       .. "(default: batch; under a plan, the plan's)", min = 1 },
     { "steps", "integer", "steps in all", required = true, min = 1 },

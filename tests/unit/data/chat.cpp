@@ -245,7 +245,7 @@ TEST_CASE("conversations of ShareGPT's layout and instructions of Alpaca's are m
  {"instruction": "a", "input": 1, "output": "b"}])"),
              Contains("a.json:2: 'input' is not a string"));
   CHECK_THAT(error(R"({"instruction": "a"})"), Contains("it has instruction; 'text', 'prompt' and"));
-  options.chat_template.clear();
+  options.chat_template = {};
   CHECK_THAT(error(R"({"instruction": "a", "output": "b"})"), Contains("need a chat template"));
 }
 
