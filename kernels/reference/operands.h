@@ -32,6 +32,11 @@ class View {
 
   // By row-major index.
   double operator[](int64_t flat) const { return load_element(base_, dtype_, offset_of(flat)); }
+  // All of them, row-major, into `values`, which it returns: for operands that are read many times.
+  const double* read(double* values) const {
+    for (int64_t i = 0; i < elements(); ++i) values[i] = (*this)[i];
+    return values;
+  }
   // Written, or added when the request says so; an absent result is ignored.
   void set(int64_t flat, double value) const {
     if (present()) put(offset_of(flat), value);

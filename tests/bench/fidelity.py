@@ -47,7 +47,10 @@ SHAPES = ((1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1), (2, 3), (3, 2)
 SHARED = ((2, 2, 'stages'), (4, 2, 'stages'), (3, 3, 'stages'), (2, 2, 'pipelines'), (2, 4, 'pipelines'), (3, 2, 'pipelines'),
           (2, 2, 'turned'), (3, 3, 'turned'))
 SHARED_LINKS = {'shared slow': 4e6, 'shared': 12e6}   # bytes a second of a machine's interface
-WIRE = 1514 / 1448   # bytes of an Ethernet frame over those of its payload: what the token bucket counts
+# Bytes that the token bucket counts for one of payload: a frame of Ethernet, and half of the acknowledgement of two frames of the
+# other direction. So an interface has its bandwidth both ways at once, as hetrun measures links.
+FRAME, PAYLOAD, ACKNOWLEDGEMENT = 1514, 1448, 66
+WIRE = (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
 # Of a message between two namespaces, and within one: half of a round trip of hetrun's messages, about.
 SHARED_LATENCY, INSIDE = '200 us', ('1 GB/s', '100 us')
 # A run whose steps differ by more than this was disturbed: it is repeated, and the calmest counts.

@@ -97,6 +97,10 @@ template <typename Visit>
 void each_element(const Tensor& tensor, const Visit& visit) {
   const Layout& layout = tensor.layout();
   const int64_t size = bytes_of(tensor.dtype()), count = tensor.elements();
+  if (layout.is_contiguous()) {
+    for (int64_t i = 0; i < count; ++i) visit((layout.offset + i) * size);
+    return;
+  }
   std::vector<int64_t> index(tensor.shape().size(), 0);
   for (int64_t i = 0; i < count; ++i) {
     int64_t at = layout.offset;
@@ -130,12 +134,15 @@ std::optional<std::string> stray_write(const Placed& placed, bool written) {
   const int64_t size = bytes_of(placed.tensor.dtype());
   const std::byte* bytes = placed.tensor.buffer()->data();
   std::vector<std::byte> now(bytes, bytes + placed.tensor.buffer()->bytes());
-  if (written)
+  if (const Layout& layout = placed.tensor.layout(); written && layout.is_contiguous())
+    std::memcpy(now.data() + layout.offset * size, placed.before.data() + layout.offset * size,
+                static_cast<size_t>(placed.tensor.elements() * size));
+  else if (written)
     each_element(placed.tensor, [&](int64_t at) {
       std::memcpy(now.data() + at, placed.before.data() + at, static_cast<size_t>(size));
     });
-  const auto [changed, was] = std::mismatch(now.begin(), now.end(), placed.before.begin());
-  if (changed == now.end()) return std::nullopt;
+  if (now == placed.before) return std::nullopt;
+  const auto changed = std::mismatch(now.begin(), now.end(), placed.before.begin()).first;
   const int64_t first = placed.tensor.layout().offset * size;
   return fmt::format("byte {} from its first element was overwritten", changed - now.begin() - first);
 }
