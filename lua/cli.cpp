@@ -246,7 +246,7 @@ void check_elastic(const Settings& settings) {
        {std::pair("--listen", !settings.listen.empty()), {"--respawn", settings.respawn}}) {
     if (given && !settings.elastic)
       fail_usage(
-          "{} is of runs that go on when ranks are lost or come: it needs --elastic, such as "
+          "{} is of runs that continue when ranks are lost or join: it needs --elastic, such as "
           "--workers 4 --elastic 2:6",
           option);
     if (given && settings.workers == 0 && settings.join.empty())
@@ -311,10 +311,9 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
   app.add_option("--threads", texts.threads, "CPU threads (default: every core)")->type_name("N");
   app.add_option("--workers", texts.workers, "number of ranks on this machine, each a process")
       ->type_name("N");
-  app.add_option(
-         "--elastic", texts.elastic,
-         "continue when ranks are lost or join; how many at least and at most: 2:6, or 2 for at most "
-         "those that are started")
+  app.add_option("--elastic", texts.elastic,
+                 "continue when ranks are lost or join; how many at least and at most: 2:6, or 2 for at most "
+                 "those that are started")
       ->type_name("MIN[:MAX]");
   app.add_flag("--respawn", settings.respawn, "with --elastic: start a rank again that was lost");
   app.add_option(
@@ -347,7 +346,8 @@ void add_options(CLI::App& app, Settings& settings, OptionTexts& texts) {
   app.add_option("--timeout", settings.timeout,
                  "how long to wait for other ranks: 90s, 10min (default: 5min to join, 60s in a step)")
       ->type_name("TIME");
-  app.add_option("--warn-after", settings.warn_after, "after how long to name the ranks that are late (default: 10s)")
+  app.add_option("--warn-after", settings.warn_after,
+                 "after how long to name the ranks that are late (default: 10s)")
       ->type_name("TIME");
   app.add_option("--zone", settings.zone,
                  "the zone of this machine: machines of one zone may be lost together, and no zone alone "

@@ -17,7 +17,7 @@ local nn, optim = het.nn, het.optim
 
 local opt = het.options {
   model      = { "", "folder with config.json, model.safetensors and tokenizer.json", path = "read" },
-  data       = { "data.jsonl", "examples: a file, or a folder of .jsonl files", path = "read" },
+  data       = { "data.jsonl", "examples: JSON lines or one JSON list, or a folder of .jsonl", path = "read" },
   holdout    = { 0.05, "share of the examples kept for validation", fraction = true, min = 0, max = 0.9 },
   loss       = { "completion", "on tokens of completions and of the assistant, or on all",
     choices = { "completion", "all" } },

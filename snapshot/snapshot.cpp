@@ -102,11 +102,11 @@ Snapshot choose(const Place& place, std::optional<int64_t> step, std::vector<std
       if (problems.empty()) problems.push_back(error.sentence());
     }
     std::string reason =
-        fmt::format("the snapshot of step {} is not whole: {}", candidate.version.step, problems.front());
+        fmt::format("the snapshot of step {} is not complete: {}", candidate.version.step, problems.front());
     if (first_reason.empty()) first_reason = reason;
     if (passed_over != nullptr) passed_over->push_back(std::move(reason));
   }
-  fail_usage("'{}' holds no whole snapshot: {}", place.name, first_reason);
+  fail_usage("'{}' holds no complete snapshot: {}", place.name, first_reason);
 }
 
 // By version, the newest first; of each the ranks and the paths or keys.

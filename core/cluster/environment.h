@@ -21,7 +21,7 @@ struct LaunchedRank {
   std::optional<int> world_size;  // absent: the launcher does not say (JOB_COMPLETION_INDEX)
   std::optional<int> local_rank;  // among the ranks of its host
   std::string master_host;        // where rank 0 is to be found; empty: not said
-  int master_port = 0;            // 0: not said
+  int master_port = 0;            // 0: not said; behind torchrun the one after MASTER_PORT
   std::string note;               // something found that was not followed, and why; empty: none
 
   bool operator==(const LaunchedRank&) const = default;

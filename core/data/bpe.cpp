@@ -126,7 +126,8 @@ std::vector<std::string> texts_of(const Json& json, const char* name, std::strin
   if (list == nullptr) fail_usage("{}: a bpe vocabulary needs the list '{}'", what, name);
   std::vector<std::string> texts;
   for (const Json& text : *list) {
-    if (!text.is_string()) fail_usage("{}: the list '{}' holds {}; texts are wanted", what, name, dump(text));
+    if (!text.is_string())
+      fail_usage("{}: the list '{}' holds {}; strings are wanted", what, name, dump(text));
     texts.push_back(*as_string(text));
   }
   return texts;

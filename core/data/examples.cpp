@@ -26,6 +26,12 @@ std::string with_ending(std::string text, const std::string& ending) {
   return text.ends_with(ending) ? text : text + ending;
 }
 
+// Neither absent nor null.
+const Json* find_given(const Json& line, const char* name) {
+  const Json* found = find_member(line, name);
+  return found == nullptr || found->is_null() ? nullptr : found;
+}
+
 const std::string& text_member(const Json& line, const char* name) {
   const std::string* text = as_string(find_member(line, name));
   if (text == nullptr) fail_usage("'{}' is not a string", name);
@@ -66,11 +72,23 @@ std::string_view role_of(std::string_view from) {
   return {};
 }
 
-// ShareGPT's `conversations`, as messages: 'from' and 'value' are a role and a content.
-Json messages_of_conversations(const Json& conversations) {
-  const Json::array_t* list = as_array(&conversations);
-  if (list == nullptr || list->empty()) fail_usage("'conversations' is not a list of messages");
+Json message_of(std::string_view role, std::string content) {
+  return {{"role", role}, {"content", std::move(content)}};
+}
+
+// What `system` says, if anything, as the first message.
+Json begun_messages(const Json& line) {
   Json messages = Json::array();
+  if (find_given(line, "system") != nullptr && !text_member(line, "system").empty())
+    messages.push_back(message_of("system", text_member(line, "system")));
+  return messages;
+}
+
+// ShareGPT's `conversations` (and `system`), as messages: 'from' and 'value' are a role and a content.
+Json messages_of_conversations(const Json& line) {
+  const Json::array_t* list = as_array(find_member(line, "conversations"));
+  if (list == nullptr || list->empty()) fail_usage("'conversations' is not a list of messages");
+  Json messages = begun_messages(line);
   for (size_t i = 0; i < list->size(); ++i) {
     const Json& turn = (*list)[i];
     if (find_member(turn, "role") != nullptr) {  // messages under this name
@@ -83,23 +101,35 @@ Json messages_of_conversations(const Json& conversations) {
       fail_usage("conversations[{}] has no '{}' that is a string", i, from == nullptr ? "from" : "value");
     const std::string_view role = role_of(*from);
     if (role.empty())
-      fail_usage("conversations[{}] is from '{}'; system, human, gpt and tool are known", i, *from);
-    messages.push_back({{"role", role}, {"content", *value}});
+      fail_usage(
+          "conversations[{}] is from '{}'; system, human (or user), gpt (or assistant) and tool are known", i,
+          *from);
+    messages.push_back(message_of(role, *value));
   }
   check_messages(messages, "conversations");
   return messages;
 }
 
-// Alpaca's instruction, input and output, as messages: the input stands below the instruction.
+// Alpaca's instruction, input and output, as messages: the input stands below the instruction. `history` has
+// what was asked and answered before, in pairs.
 Json messages_of_instruction(const Json& line) {
+  Json messages = begun_messages(line);
+  if (const Json* history = find_given(line, "history")) {
+    const Json::array_t* turns = as_array(history);
+    if (turns == nullptr) fail_usage("'history' is not a list of pairs of strings");
+    for (const Json& turn : *turns) {
+      const Json::array_t* pair = as_array(&turn);
+      if (pair == nullptr || pair->size() != 2 || !(*pair)[0].is_string() || !(*pair)[1].is_string())
+        fail_usage("'history' is not a list of pairs of strings");
+      messages.push_back(message_of("user", *as_string(&(*pair)[0])));
+      messages.push_back(message_of("assistant", *as_string(&(*pair)[1])));
+    }
+  }
   std::string asked = text_member(line, "instruction");
-  if (find_member(line, "input") != nullptr && !text_member(line, "input").empty())
+  if (find_given(line, "input") != nullptr && !text_member(line, "input").empty())
     asked += "\n\n" + text_member(line, "input");
-  Json messages = Json::array();
-  if (find_member(line, "system") != nullptr)
-    messages.push_back({{"role", "system"}, {"content", text_member(line, "system")}});
-  messages.push_back({{"role", "user"}, {"content", std::move(asked)}});
-  messages.push_back({{"role", "assistant"}, {"content", text_member(line, "output")}});
+  messages.push_back(message_of("user", std::move(asked)));
+  messages.push_back(message_of("assistant", text_member(line, "output")));
   return messages;
 }
 
@@ -162,7 +192,8 @@ ExampleText ExampleReader::written(const Json& line, Conversation conversation) 
   conversation.variables = member_or_null(line, "chat_template_kwargs");
   if (chat == nullptr)
     fail_usage(
-        "messages need a chat template, and there is none: give 'chat_template', or as 'model' a folder "
+        "a conversation needs a chat template, and there is none: give 'chat_template', or as 'model' a "
+        "folder "
         "that has chat_template.jinja, or chat_template in tokenizer_config.json");
   ExampleText made;
   made.takes_prefix = false;
@@ -194,15 +225,15 @@ ExampleText ExampleReader::read(const Json& line) const {
     check_messages(*messages, "messages");
     return written(line, Conversation{.messages = *messages});
   }
-  if (const Json* conversations = find_member(line, "conversations"))
-    return written(line, Conversation{.messages = messages_of_conversations(*conversations)});
-  if (find_member(line, "instruction") != nullptr && find_member(line, "output") != nullptr)
+  if (find_given(line, "conversations") != nullptr)
+    return written(line, Conversation{.messages = messages_of_conversations(line)});
+  const bool is_asked = find_member(line, "instruction") != nullptr && find_member(line, "output") != nullptr;
+  if (find_given(line, "text") == nullptr && is_asked)
     return written(line, Conversation{.messages = messages_of_instruction(line)});
   if (find_member(line, "text") == nullptr)
     fail_usage(
         "it has {}; 'text', 'prompt' and 'completion', 'messages', 'conversations', or 'instruction' and "
-        "'output' "
-        "are wanted",
+        "'output' are wanted",
         names_of(line));
   ExampleText made;
   made.text = with_ending(text_member(line, "text"), ending);
@@ -365,10 +396,10 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
       lines.push_back({piece, files.size() - 1});
   }
   corpus->files_ = static_cast<int>(files.size());
-  if (lines.empty())
-    fail_usage("'{}' holds no examples: it has no line that is not empty", options.path.text);
+  if (lines.empty()) fail_usage("'{}' holds no examples", options.path.text);
   const auto read = [&](const Line& line, const auto& body) {
-    const std::string where = fmt::format("{}:{}", paths[line.file].text, line.piece.line);
+    std::string where = fmt::format("{}:{}", paths[line.file].text, line.piece.line);
+    if (line.piece.element > 0) where += fmt::format(" (element {} of the list)", line.piece.element);
     const Json json = parse_json(line.piece.text, where);
     try {
       return body(json);
@@ -391,16 +422,20 @@ std::shared_ptr<const Corpus> Corpus::from_examples(const ExampleCorpusOptions& 
         wrong.push_back(&lines[i]);
       }
     if (wrong.size() < 2 || wrong.size() == lines.size()) throw;
+    const auto number_of = [](const Line& line) {
+      return line.piece.element > 0 ? line.piece.element : line.piece.line;
+    };
     std::string others;
     for (size_t i = 1; i < std::min(wrong.size(), 1 + kMostNamed); ++i) {
       others += i == 1 ? " " : ", ";
-      others += files.size() == 1 ? std::to_string(wrong[i]->piece.line)
-                                  : fmt::format("{}:{}", paths[wrong[i]->file].text, wrong[i]->piece.line);
+      others += files.size() == 1 ? std::to_string(number_of(*wrong[i]))
+                                  : fmt::format("{}:{}", paths[wrong[i]->file].text, number_of(*wrong[i]));
     }
     if (wrong.size() > 1 + kMostNamed) others += fmt::format(" and {} more", wrong.size() - 1 - kMostNamed);
     if (end < lines.size()) others += fmt::format(" of the next {}", kMostChecked);
-    throw Error(error.kind(), fmt::format("{}; {}{} cannot be read either", error.sentence(),
-                                          wrong.size() == 2 ? "line" : "lines", others));
+    throw Error(error.kind(), fmt::format("{}; {}{}{} cannot be read either", error.sentence(),
+                                          wrong[0]->piece.element > 0 ? "element" : "line",
+                                          wrong.size() == 2 ? "" : "s", others));
   };
 
   ExampleReader reader;

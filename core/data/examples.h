@@ -1,5 +1,5 @@
-// Examples to fine-tune on, one a line of JSON: which text a line stands for, and which of its tokens the
-// loss counts. Corpus::from_examples reads files of them.
+// Examples to fine-tune on, one a line of JSON or an element of a JSON list: which text a line stands for,
+// and which of its tokens the loss counts. Corpus::from_examples reads files of them.
 #pragma once
 
 #include <array>
@@ -23,12 +23,13 @@ struct ExampleReader {
   std::string ending;                  // behind a text and a completion that do not end with it
   bool counts_all = false;
 
-  // `text`: all of it counts. `prompt` and `completion`, texts or lists of messages: the completion counts.
-  // `messages`, with `tools` and `chat_template_kwargs`: what the assistant says counts. Throws Error(usage)
-  // that says what is wrong with the line.
+  // `prompt` and `completion`, strings or lists of messages: the completion counts. `messages`, with `tools`
+  // and `chat_template_kwargs`, or ShareGPT's `conversations`: what the assistant says counts. `text`: all of
+  // it counts. Alpaca's `instruction`, `input`, `output` and `history`: as messages. Of a line with several
+  // of these the first counts. Throws Error(usage) that says what is wrong with the line.
   ExampleText read(const Json& line) const;
 
-  // Two answers to one prompt, the better one and the other: `prompt`, `chosen` and `rejected`, texts or
+  // Two answers to one prompt, the better one and the other: `prompt`, `chosen` and `rejected`, strings or
   // lists of messages. Without a `prompt`, and where messages have one that is a string, it is what both
   // begin with. Each counts as a completion does. Throws as read().
   std::array<ExampleText, 2> read_preference(const Json& line) const;

@@ -15,7 +15,7 @@ std::vector<JsonPiece> lines_of(std::string_view text) {
   for (size_t at = 0; at < text.size(); ++number) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = text.substr(at, end - at);
-    if (line.find_first_not_of(kSpace) != std::string_view::npos) lines.push_back({line, number});
+    if (line.find_first_not_of(kSpace) != std::string_view::npos) lines.push_back({line, number, 0});
     at = end + 1;
   }
   return lines;
@@ -28,7 +28,8 @@ size_t end_of_string(std::string_view text, size_t at) {
   return std::min(at + 1, text.size());
 }
 
-// The comma or bracket that ends the element which begins at `at`, or the size of the text.
+// The comma or bracket that ends the element which begins at `at`, or a '}' too many, or the size of the
+// text.
 size_t end_of_element(std::string_view text, size_t at) {
   int64_t depth = 0;
   while ((at = text.find_first_of("\"{}[],", at)) != std::string_view::npos) {
@@ -37,7 +38,7 @@ size_t end_of_element(std::string_view text, size_t at) {
       at = end_of_string(text, at);
       continue;
     }
-    if (depth == 0 && (c == ',' || c == ']')) return at;
+    if (depth == 0 && (c == ',' || c == ']' || c == '}')) return at;
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
     ++at;
@@ -71,12 +72,14 @@ std::vector<JsonPiece> elements_of(std::string_view text, size_t at, const std::
     const size_t first = text.find_first_not_of(kSpace, at);
     at = first == std::string_view::npos ? text.size() : end_of_element(text, first);
     if (at == text.size()) fail_usage("{}: the list does not end", path);
+    if (text[at] == '}') fail_usage("{}:{}: '}}' stands where an element ends", path, lines.at(at));
     is_last = text[at] == ']';
     if (is_last && first == at && elements.empty()) continue;
     const std::string_view element = text.substr(first, at - first);
     const int64_t line = lines.at(first);
     if (element.empty()) fail_usage("{}:{}: there is no element before '{}'", path, line, text[at]);
-    elements.push_back({element.substr(0, element.find_last_not_of(kSpace) + 1), line});
+    elements.push_back({element.substr(0, element.find_last_not_of(kSpace) + 1), line,
+                        static_cast<int64_t>(elements.size() + 1)});
   }
   if (const size_t more = text.find_first_not_of(kSpace, at); more != std::string_view::npos)
     fail_usage("{}:{}: there is more behind the end of the list", path, lines.at(more));
@@ -86,7 +89,9 @@ std::vector<JsonPiece> elements_of(std::string_view text, size_t at, const std::
 }  // namespace
 
 std::vector<JsonPiece> json_pieces(std::string_view text, const std::string& path) {
-  const size_t first = text.find_first_not_of(kSpace);
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  const size_t begin = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+  const size_t first = text.find_first_not_of(kSpace, begin);
   if (first == std::string_view::npos || text[first] != '[') return lines_of(text);
   return elements_of(text, first + 1, path);
 }

@@ -108,7 +108,8 @@ std::optional<LocalRun> run_of(const std::string& process) {
   } catch (const Error&) {  // it will not have begun
     return std::nullopt;
   }
-  if (launched.master_host.empty() || launched.master_port == 0) return std::nullopt;
+  const bool is_alone = launched.world_size.value_or(1) < 2;
+  if (is_alone || launched.master_host.empty() || launched.master_port == 0) return std::nullopt;
   run.store = fmt::format("{}:{}", launched.master_host, launched.master_port);
   return run;
 }

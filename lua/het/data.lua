@@ -18,7 +18,9 @@ Corpus.__index = Corpus
 Corpus.__tostring = function(self)
   local counted = ""
   for _, name in ipairs { "examples", "documents" } do
-    if self[name] then counted = ("%s %s, "):format(text.grouped(self[name]), name) end
+    if self[name] then
+      counted = ("%s %s, "):format(text.grouped(self[name]), self[name] == 1 and name:sub(1, -2) or name)
+    end
   end
   return ("%s: %s%s tokens, vocabulary of %s"):format(self.native.name, counted, text.grouped(self.tokens),
     text.grouped(self.vocab))
@@ -331,9 +333,9 @@ end
 
 data.jsonl = define.constructor {
   name = "data.jsonl",
-  sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or `messages`, "
-    .. "ShareGPT's `conversations` or Alpaca's `instruction`, `input` and `output`, written by the model's chat "
-    .. "template. A sample is an example, padded to the context or cut there; with packing = true it is several.",
+  sentence = "Examples to fine-tune on, a JSON object a line: `text`; `prompt` and `completion`; or a conversation "
+    .. "for the model's chat template, as `messages`, ShareGPT's `conversations`, or Alpaca's `instruction`, `input` "
+    .. "and `output`. A sample is an example, padded to the context or cut there; with packing = true it is several.",
   example = 'data.jsonl { path = "chats.jsonl", model = "Qwen2.5-0.5B-Instruct" }',
   kind = "corpus", positional = 1, fields = jsonl_fields, check = check_text("data.jsonl"),
   build = function(a)
@@ -446,7 +448,7 @@ data.mixture = define.constructor {
 -- numbers from -2 to 2) }.
 local Pairs = {}
 Pairs.__index = Pairs
-Pairs.__tostring = function(self) return ("pairs: %d samples"):format(self.samples) end
+Pairs.__tostring = function(self) return "pairs: " .. text.plural(self.samples, "sample") end
 
 -- Labels of a batch that count in the loss, over all ranks: i32 labels other than -100; of other labels, samples.
 local function counted_labels(self, at)

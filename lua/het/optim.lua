@@ -239,7 +239,8 @@ local function step_of(self, graph, parameter, gradient, inputs)
     stacked = parameter.traits.stacked or false, precision = inputs.precision,
   }
   function step.state(name, shape)
-    define.expect("state: name", name, "string")
+    if type(name) == "table" then errors.usage "step.state is called with a dot: step.state \"name\"" end
+    define.expect("step.state: name", name, "string")
     if not kept[name] then
       kept[name] = graph:buffer(("%s.%s.%s"):format(self.arguments.name or self.name, name, parameter.name), "f32",
         shape or parameter.shape)
@@ -362,7 +363,7 @@ end)
 -- What an own update gets of step_of(): the fields that `?optim.custom` lists, and no others.
 local own_step_names = { "param", "gradient", "lr", "count", "decay", "shape", "name", "state" }
 local function own_step(step)
-  return handle.module("optim.custom.update: step", step, { names = own_step_names })
+  return handle.module("step", step, { names = own_step_names })
 end
 
 -- Calls `update` of the recipe; what it raises begins with its line.

@@ -1,5 +1,5 @@
-// Whether the order of plans depends on link speeds: how many pairs of plans of one model and batch change their
-// order when the links have other values that they may plausibly have. Pure.
+// Whether the order of plans depends on link speeds: how many pairs of plans of one model and batch change
+// their order when the links have other values that they may plausibly have. Pure.
 #pragma once
 
 #include <string>

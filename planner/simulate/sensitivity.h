@@ -1,5 +1,5 @@
-// How much a predicted step depends on link speeds: what it takes with other values that the links may plausibly
-// have. Pure.
+// How much a predicted step depends on link speeds: what it takes with other values that the links may
+// plausibly have. Pure.
 #pragma once
 
 #include <functional>

@@ -288,7 +288,7 @@ class References(Case):
                                                               'generate', 'eval', 'merge', 'convert')),
             *([f'recipes/{recipe.name}', '--help'] for recipe in sorted((ROOT / 'recipes').glob('*.lua'))))]
         known = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', '\n'.join(help_texts)))
-        of_others = {'--name', '--no-python', '--nnodes', '--nproc-per-node'}   # the three: torchrun's
+        of_others = {'--name', '--no-python', '--nnodes', '--nproc-per-node'}   # of het.train, as --name=value; torchrun's
         for page in PAGES:
             for option in re.findall(r'(?<![\w-])--[a-z][\w-]*', prose(page)):
                 self.assertIn(option, known | of_others, page.name)

@@ -9,7 +9,7 @@ local settings = {
   gemma2 = { window = 4, score_cap = 2.5, logit_cap = 3, head_size = 8, score_scale = 0.25 },
   gemma3_text = { window = 4, head_size = 8, layers = 7 },
   granite = { embedding_scale = 3, residual_scale = 0.25, logit_scale = 0.125, score_scale = 0.2, kv_heads = 2 },
-  olmo3 = { window = 4, layers = 5,
+  olmo3 = { window = 4, layers = 5, rotary = 500,
     scaling = { rope_type = "yarn", factor = 2, original_max_position_embeddings = 8 } },
   smollm3 = { no_rotary_every = 2 }, stablelm = { kv_heads = 2, bias = true },
   starcoder2 = { window = 4, kv_heads = 1 },

@@ -30,7 +30,7 @@ TARGETS = {
     'gpt2': ['c_attn', 'c_proj', 'c_fc'], 'gpt2 exact gelu, untied': ['c_attn', 'lm_head'], 'llama': [*LLAMA, 'lm_head'],
     'llama biased': ['q_proj', 'v_proj'],
     'mistral window': ['k_proj', 'down_proj'], 'qwen2': LLAMA, 'qwen3': LLAMA, 'olmo2': LLAMA, 'gemma2': LLAMA,
-    'granite': LLAMA, 'smollm3': LLAMA, 'stablelm': LLAMA, 'starcoder2': ['q_proj', 'o_proj', 'c_fc', 'c_proj'],
+    'granite': LLAMA, 'olmo3': LLAMA, 'smollm3': LLAMA, 'stablelm': LLAMA, 'starcoder2': ['q_proj', 'o_proj', 'c_fc', 'c_proj'],
     'phi3': ['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj'],
     'gpt_neox': ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h'], 'mixtral': LLAMA[:4],
     'bert': ['query', 'value', 'dense'],

@@ -37,6 +37,8 @@ def losses_of(words, folder):
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+    if not lines or any(len(line['ranks']) != 2 for line in lines):
+        raise RuntimeError(f'these are no two ranks: {done.stdout}')
     return {line['validation_loss'] for line in lines}
 
 

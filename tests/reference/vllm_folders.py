@@ -31,7 +31,7 @@ FAMILIES = {
     'gemma2': {'sliding_window': 8, 'query_pre_attn_scalar': 24, 'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0},
     'gemma3_text': {'num_hidden_layers': 7, 'sliding_window': 8, 'query_pre_attn_scalar': 24}, 'phi3': {},
     'olmo3': {'num_hidden_layers': 5, 'sliding_window': 8}, 'starcoder2': {'sliding_window': 8}, 'stablelm': {'use_qkv_bias': True},
-    'smollm3': {}, 'granite': {'embedding_multiplier': 3.0, 'residual_multiplier': 0.22, 'attention_multiplier': 0.3, 'logits_scaling': 4.0},
+    'smollm3': {'num_hidden_layers': 5}, 'granite': {'embedding_multiplier': 3.0, 'residual_multiplier': 0.22, 'attention_multiplier': 0.3, 'logits_scaling': 4.0},
     'gpt_neox': {'num_key_value_heads': 2, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 5000.0, 'partial_rotary_factor': 0.5}},
     'mixtral': {'num_local_experts': 4}, 'olmoe': EXPERTS, 'qwen3_moe': {**EXPERTS, 'norm_topk_prob': True},
     'qwen2_moe': {**EXPERTS, 'shared_expert_intermediate_size': 48},

@@ -118,7 +118,7 @@ class Commands(Case):
         lines = self.hetrun('snapshot', 'list', 'kept')[0].splitlines()
         self.assertIn('is truncated: it has 5000 bytes', lines[1])
         out, err = self.hetrun('snapshot', 'show', 'kept')
-        self.assertIn('the snapshot of step 12 is not whole', err)
+        self.assertIn('the snapshot of step 12 is not complete', err)
         self.assertIn('an older one is opened', err)
         self.assertIn('step 3, decided', out)
 
@@ -142,7 +142,7 @@ class Commands(Case):
         newest = next((self.folder / 'kept').glob('step-12-*'))
         newest.write_bytes(newest.read_bytes()[:5000])
         err = self.refused('snapshot', 'verify', 'kept')
-        self.assertIn('the snapshot of step 12 is not whole', err)
+        self.assertIn('the snapshot of step 12 is not complete', err)
         self.assertRegex(err, r'(?m)^snapshot of step 3.* is the latest complete one$')
         self.hetrun('snapshot', 'verify', 'kept', '--step=3')
 

@@ -205,7 +205,7 @@ class Snapshots(Case):
             sums[step] = self.tool('read')
             self.assertEqual(sums[step].count(f'step {step} '), 2)
         self.tool('upload', *self.sample(4, (1,)))
-        self.assertIn('passed over: the snapshot of step 4 is not whole: no file has a [0:32, :]', self.tool('read'))
+        self.assertIn('passed over: the snapshot of step 4 is not complete: no file has a [0:32, :]', self.tool('read'))
         self.assertEqual(self.tool('upload', *self.sample(3)).count('was there'), 2)
         self.assertEqual(self.tool('collect', 2).split(), ['1'])
         self.assertTrue(self.tool('read').endswith(sums[3]))

@@ -212,7 +212,7 @@ class Steering(unittest.TestCase):
         said, losses = self.train('--trust', '--shot=0', '--every=0', '--steps=40', '--breaks=2', code=71)
         self.assertEqual(len(losses), 40)
         self.assertEqual(said.count('was not written'), 1, said)
-        self.assertRegex(said, r'hetrun: the snapshot after step 40 is not whole: .*snaps')
+        self.assertRegex(said, r'hetrun: the snapshot after step 40 is not complete: .*snaps')
 
     def test_a_vocabulary_of_an_earlier_run_goes_with_its_snapshots(self):
         self.train('--steps=5')

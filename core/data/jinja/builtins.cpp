@@ -339,7 +339,7 @@ const std::vector<std::pair<std::string_view, Filter>>& filters() {
       {"replace",
        [](const Value& v, const Arguments& a) {
          const Value *from = a.find(0, "old"), *to = a.find(1, "new"), *most = a.find(2, "count");
-         if (from == nullptr || to == nullptr) fail_usage("replace: two texts are wanted");
+         if (from == nullptr || to == nullptr) fail_usage("replace: two strings are wanted");
          return Value::of(replaced(text_of(v), words_of(*from, "replace"), words_of(*to, "replace"),
                                    most == nullptr || most->is_none() ? -1 : whole_of(*most, "replace")));
        }},

@@ -78,7 +78,7 @@ class Value {
   bool truth() const;
   bool is_number() const { return boolean() != nullptr || integer() != nullptr || real() != nullptr; }
   double number() const;  // of a number
-  // "a text", "a list": for errors.
+  // "a string", "a list": for errors.
   std::string kind() const;
 
  private:

@@ -88,8 +88,9 @@ common.windows = {
 function common.read_layers(every)
   return function(config, a, refuse)
     local types = config.layer_types
-    a.window_every = config.sliding_window_pattern or config._sliding_window_pattern or every
+    a.window_every = tonumber(config.sliding_window_pattern) or tonumber(config._sliding_window_pattern) or every
     if type(types) ~= "table" then return end
+    a.window_every = #types + 1
     for number, kind in ipairs(types) do
       if kind == "full_attention" then
         a.window_every = number

@@ -25,6 +25,14 @@ return {
     { "hidden_act", is = "silu" },
   }),
   rope = true,
+  read = function(config, _, refuse)
+    for _, name in ipairs { "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling" } do
+      local value = config[name]
+      if type(value) == "number" and not (value > 0 and value < math.huge) then
+        refuse(("%s = %s is not supported; a number above 0 is"):format(name, tostring(value)))
+      end
+    end
+  end,
   extra = { bos_token_id = 0, eos_token_id = 0 },
   tensors = common.tensors { qkv_bias = "bias", out_bias = "bias", mlp_bias = "mlp_bias" },
 }

@@ -12,6 +12,7 @@
 --                   values =   our values by theirs; `theirs` is written where several of theirs are one of ours
 --                   from =     function(value): the argument, where it is not the value
 --                   written =  function(arguments) -> value, where it is not the argument's
+--   settle        function(settings): sets arguments that follow from others
 --   rope          true: rotary positions are read from rope_theta, rope_scaling and rope_parameters
 --   base          of rotary positions, where none is given (default: 10000)
 --   share, base_key   keys of the share of a head that they turn, and of their base, beside those
@@ -76,8 +77,10 @@ function families.settings(a, family)
   local s = resolved[a]
   if not s then
     s = {}
-    for key, value in pairs((family or families.find(a.family)).decoder or {}) do s[key] = value end
+    family = family or families.find(a.family)
+    for key, value in pairs(family.decoder or {}) do s[key] = value end
     for key, value in pairs(a) do s[key] = value end
+    if family.settle then family.settle(s) end
     if s.parallel ~= nil then s.order = s.parallel and "parallel" or "before" end
     resolved[a] = s
   end
@@ -298,12 +301,14 @@ local function kept_by(family)
   return kept
 end
 
+local without_effect = { logit_scale = 1, residual_scale = 1, no_rotary_every = 0 }
+
 --- Why a model cannot be stored as its family, and the argument; nil when it can.
 function families.problem(a)
   local family = families.find(a.family)
   local kept = kept_by(family)
   for _, name in ipairs(text.keys(a)) do
-    if not kept[name] and a[name] ~= family.decoder[name] then
+    if not kept[name] and a[name] ~= family.decoder[name] and a[name] ~= without_effect[name] then
       local others = {}
       for _, other in ipairs(families.decoders()) do
         if kept_by(families.find(other))[name] then others[#others + 1] = other end

@@ -19,6 +19,9 @@ return {
     local turned = config.no_rope_layers   -- 1: with rotary positions
     local every = tonumber(config.no_rope_layer_interval) or 4
     if type(turned) == "table" then
+      if #turned < a.layers then
+        refuse(("no_rope_layers has %d entries for %d layers"):format(#turned, a.layers))
+      end
       every = 0
       for number = a.layers, 1, -1 do
         if turned[number] == 0 then every = number end

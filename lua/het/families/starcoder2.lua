@@ -18,8 +18,7 @@ return {
       theirs = "gelu_pytorch_tanh" },
   }),
   rope = true,
-  reads = { "mlp_bias" },
-  read = function(_, a) a.mlp_bias = a.bias end,
+  settle = function(s) s.mlp_bias = s.bias end,
   extra = { bos_token_id = 0, eos_token_id = 0 },
   tensors = {
     { "model.embed_tokens", "tokens" },

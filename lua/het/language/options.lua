@@ -24,7 +24,7 @@ local general = {
   { "allow-write", "a file or folder that the recipe may write" },
   { "limit-memory", "memory of the process, such as 8GiB (default: what is available; with --trust and on a GPU "
     .. "none)" },
-  { "workers", "run so many ranks on this machine, each a process" },
+  { "workers", "number of ranks on this machine, each a process" },
   { "elastic", "continue when ranks are lost or join; how many at least and at most: 2:6" },
   { "respawn", "with --elastic: start a rank again that was lost" },
   { "chaos", "with --workers and --elastic: ranks vanish and come again, as this seed draws it" },
@@ -118,7 +118,7 @@ local function path_problem(name, spec)
   if spec.path ~= "read" and spec.path ~= "write" then
     return ("het.options.%s: path = %s is neither \"read\" nor \"write\""):format(name, text.value(spec.path))
   end
-  return type(spec[1]) ~= "string" and ("het.options.%s: path = is for options that are texts"):format(name) or nil
+  return type(spec[1]) ~= "string" and ("het.options.%s: path = is for options that are strings"):format(name) or nil
 end
 
 -- The person named this path on the command line, so the recipe may read it, or write it.

@@ -5,6 +5,7 @@ local layer = require "het.nn.layer"
 local rope = require "het.nn.rope"
 local op = require "het.op"
 local suggest = require "het.language.suggest"
+local text = require "het.text"
 
 local attention = {}
 
@@ -106,7 +107,7 @@ attention.attention = layer.define {
   pointwise = true,   -- it knows the cache
   packs = function(a) return a.causal end,
   show = function(a)
-    return ("%d in %d heads%s%s%s%s%s%s"):format(a.width, a.heads,
+    return ("%d in %s%s%s%s%s%s%s"):format(a.width, text.plural(a.heads, "head"),
       kv_heads(a) ~= a.heads and (" (%d of keys)"):format(kv_heads(a)) or "",
       a.causal and ", causal" or "", a.rotary and ", rotary" or "",
       a.qk_norm ~= "none" and ", normed queries and keys" or "",

@@ -218,8 +218,8 @@ decoder.decoder = layer.define(language.with({
     if problem then report(field, problem) end
     if s.window then
       if a.window_after and a.window_after >= a.layers then
-        report("window_after", ("nn.decoder.window_after = %d leaves none of %d layers a window"):format(
-          a.window_after, a.layers))
+        report("window_after", ("nn.decoder.window_after = %d leaves none of %s a window"):format(
+          a.window_after, text.plural(a.layers, "layer")))
       end
     else
       -- Without a window `window_every` still chooses the layers with `local_rotary`.

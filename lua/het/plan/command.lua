@@ -23,8 +23,8 @@ local options = {
   { "profile", "FILE", "measured layer times and links, as `hetrun profile` writes them", path = "read" },
   { "old", "FILE", "the plan that ran until now, as --lua prints it, or a recipe with a plan: of plans that are nearly "
     .. "as good the one that moves least of its state is taken", plan = true },
-  { "near", "SHARE", "with --old or --fallbacks: how much longer a step may take by a plan that moves less state "
-    .. "(default: 2%)", plan = true },
+  { "near", "SHARE", "with --old or --fallbacks: by how much of the step time a plan that moves less state may be "
+    .. "slower (default: 2%)", plan = true },
   { "fallbacks", "N", "plan ahead for the N likeliest losses of a machine or a device", plan = true },
   { "lua", nil, "print only the plan, as a recipe writes it", plan = true },
   { "types", nil, "list the known device types, with their figures and sources; needs no recipe", plan = true },

@@ -12,7 +12,7 @@ Snapshot.__index = Snapshot
 
 Snapshot.__tostring = function(self)
   return ("snapshot of step %d%s: %s in %s%s"):format(self.step, self.run == "" and "" or " of " .. self.run,
-    text.bytes(self.bytes), text.plural(#self.files, "file"), self.whole and "" or ", not whole")
+    text.bytes(self.bytes), text.plural(#self.files, "file"), self.whole and "" or ", not complete")
 end
 
 -- What the files of a snapshot say of it.

@@ -270,7 +270,7 @@ return define.constructor {
       .. "for `hetrun plan` and `hetrun simulate` only", default = "f32", choices = { "f32", "bf16", "f16" } },
     { "seed", "integer", "of weights, sample order, dropout and stochastic rounding", default = 1337, min = 0 },
     { "loss", "function", "function(output, labels, scale, reference): the summed loss times scale, which is 1 / "
-      .. "(labels of the batch that count, or pairs of data.preferences); then, if it has any, metrics that are "
+      .. "(labels of the batch that count, or pairs of data.preferences); then, if it has any, figures that are "
       .. "reported with it, by name: { accuracy = a }, each a sum times scale (default: cross-entropy, or squared "
       .. "error for labels with fractions)" },
     { "reference", "layer", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "

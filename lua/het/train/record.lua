@@ -10,11 +10,12 @@ local text = require "het.text"
 
 local record = {}
 
--- Of a corpus: a hash of what it holds, and how many tokens that are; nil of other data.
+-- Of a corpus: a hash of a part of its tokens and of how it is divided, and how many tokens there are; nil of others.
 local function data_of(run)
   local data = run.arguments.data
   if define.kind_of(data) ~= "corpus" then return nil end
-  return data.native.fingerprint, data.tokens
+  run.fingerprint = run.fingerprint or data.native.fingerprint   -- it is in each snapshot
+  return run.fingerprint, data.tokens
 end
 
 --- What is kept of a run as it is now, beside step, cursor and seed: JSON.
@@ -61,16 +62,18 @@ function record.read(kept, what)
   return about
 end
 
--- Say that samples are others than they would have been: a file has grown, or is another one.
+-- Say that samples are others than they would have been, where data_of shows it.
 local function note_other_data(run, about, what)
   local data, tokens = data_of(run)
-  if not about.data or not data or about.data == data or run.rank ~= 0 then return end
+  if not about.data or not data or about.data == data then return end
+  if run.rank ~= 0 or native.settings.quiet or about.step >= run.arguments.steps then return end
   native.write("stderr", ("note: %s was trained on other data (%s tokens then, %s now); it goes on with sample %s of "
     .. "the new data\n"):format(what, text.grouped(about.data_tokens or 0), text.grouped(tokens),
     text.grouped((about.cursor or 0) + 1)))
 end
 
---- Refuse to go on where the run would give other results than the one that was kept; of other data there is a note.
+--- Refuse to go on where the run would give other results than the one that was kept; of data that differs there is a
+-- note.
 -- @param run a run
 -- @tparam table about what record.read gave
 -- @string what was kept: "the run of the snapshots"

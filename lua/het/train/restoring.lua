@@ -83,7 +83,7 @@ local function open_snapshot(place, step, needs_training)
   if needs_training then source.training = record.read(opened.native:summary(), source.what) end
   if needs_training and not opened.whole then
     local missing = opened:missing()
-    errors.usage("run:restore: %s is not whole: no file has %s %s", source.what, missing[1].name, missing[1].slice)
+    errors.usage("run:restore: %s is not complete: no file has %s %s", source.what, missing[1].name, missing[1].slice)
   end
   return source
 end

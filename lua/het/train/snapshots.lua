@@ -301,7 +301,7 @@ function snapshots.now(run)
     local problem = settle(run)
     run.session:say { stop = run.stopped }   -- of what was settled nothing more
     if problem then
-      errors.raise("environment", "the snapshot after step %d is not whole: %s", run.step, problem)
+      errors.raise("environment", "the snapshot after step %d is not complete: %s", run.step, problem)
     end
   end
   run.disk_due = false

@@ -202,12 +202,15 @@ TEST_CASE("a file of JSON that is one list holds its elements") {
   CHECK(pieces("{\"a\": 1}\n\n {\"b\": 2}\r\n") == "1:{\"a\": 1};3: {\"b\": 2}\r;");
   CHECK(pieces(" [\n{\"a\": [1, 2]}, {\"b\":\n\"],\\\"{\"}\n,\n[3]\n]\n") ==
         "2:{\"a\": [1, 2]};2:{\"b\":\n\"],\\\"{\"};5:[3];");
+  CHECK(pieces("\xEF\xBB\xBF[1]") == "1:1;");
   CHECK(pieces("[]").empty());
   CHECK(pieces("[1]") == "1:1;");
   for (const char* open : {"[", "[1", "[{]", "[\"]", "[\"\\", "[1,", "[[1]"})
     CHECK_THAT(error_of([&] { pieces(open); }), Contains("a.json: the list does not end"));
   CHECK_THAT(error_of([&] { pieces("[1,\n]"); }), Contains("a.json:2: there is no element before ']'"));
   CHECK_THAT(error_of([&] { pieces("[,1]"); }), Contains("a.json:1: there is no element before ','"));
+  CHECK_THAT(error_of([&] { pieces("[{\"a\": 1}},\n{}]"); }),
+             Contains("a.json:1: '}' stands where an element ends"));
   CHECK_THAT(error_of([&] { pieces("[1]\n[2]"); }),
              Contains("a.json:2: there is more behind the end of the list"));
 }
@@ -235,18 +238,30 @@ TEST_CASE("conversations of ShareGPT's layout and instructions of Alpaca's are m
   CHECK(examples(R"([{"instruction": "a", "input": "b", "output": "c"}, {"instruction": "d", "output": "e"},
                      {"instruction": "f", "input": "", "output": "g", "system": "h"}])") ==
         Texts{"u<a\n\nb>C;", "u<d>E;", "s<h>u<f>G;"});
+  CHECK(examples(R"([{"instruction": "a", "input": null, "output": "b", "system": null, "history": []},
+                     {"instruction": "c", "output": "d", "system": "", "history": [["e", "f"]]},
+                     {"instruction": "g", "output": "h", "text": "ij"},
+                     {"text": "jk", "conversations": null},
+                     {"system": "k", "conversations": [{"from": "human", "value": "l"}, {"from": "gpt", "value": "m"}]}])") ==
+        Texts{"u<a>B;", "u<e>F;u<c>D;", "IJ", "JK", "s<k>u<l>M;"});
   const auto error = [&](const std::string& line) { return error_of([&] { examples(line); }); };
   CHECK_THAT(error(R"({"conversations": [{"from": "bot", "value": "a"}]})"),
-             Contains("a.json:1: conversations[0] is from 'bot'; system, human, gpt and tool are known"));
+             Contains("a.json:1: conversations[0] is from 'bot'; system, human (or user), gpt"));
   CHECK_THAT(error(R"({"conversations": [{"from": "gpt"}]})"),
              Contains("conversations[0] has no 'value' that is a string"));
+  CHECK_THAT(error(R"({"instruction": "a", "output": "b", "history": [["c"]]})"),
+             Contains("'history' is not a list of pairs of strings"));
+  CHECK_THAT(
+      error(R"([{"text": "ab"}, {"text": 1}, {"text": "cd"}, {"text": 2}])"),
+      EndsWith("a.json:1 (element 2 of the list): 'text' is not a string; element 4 cannot be read either"));
+  CHECK_THAT(error("[]"), EndsWith("holds no examples"));
   CHECK_THAT(error(R"({"conversations": []})"), Contains("'conversations' is not a list of messages"));
   CHECK_THAT(error(R"([{"instruction": "a", "output": "b"},
  {"instruction": "a", "input": 1, "output": "b"}])"),
-             Contains("a.json:2: 'input' is not a string"));
+             Contains("a.json:2 (element 2 of the list): 'input' is not a string"));
   CHECK_THAT(error(R"({"instruction": "a"})"), Contains("it has instruction; 'text', 'prompt' and"));
   options.chat_template = {};
-  CHECK_THAT(error(R"({"instruction": "a", "output": "b"})"), Contains("need a chat template"));
+  CHECK_THAT(error(R"({"instruction": "a", "output": "b"})"), Contains("needs a chat template"));
 }
 
 TEST_CASE("each example comes once in an epoch, and those held out once") {
@@ -371,9 +386,9 @@ TEST_CASE("lines that hold no pair of answers are named") {
   CHECK_THAT(error(R"({"chosen": "b", "rejected": )" + user + "}", true),
              Contains("'chosen' is a string, 'rejected' a list of messages"));
   CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": "b"})", true),
-             Contains("'chosen' is a list of messages, 'rejected' a text"));
+             Contains("'chosen' is a list of messages, 'rejected' a string"));
   CHECK_THAT(error(R"({"prompt": )" + user + R"(, "chosen": "b", "rejected": "c"})", true),
-             Contains("'prompt' is a list of messages, 'chosen' a text"));
+             Contains("'prompt' is a list of messages, 'chosen' a string"));
   CHECK_THAT(error(R"({"prompt": "a", "chosen": "b", "rejected": "b"})", true),
              Contains("'chosen' and 'rejected' are the same"));
   CHECK_THAT(error(R"({"chosen": )" + user + R"(, "rejected": )" + user + "}", true),
@@ -428,7 +443,7 @@ TEST_CASE("lines that are wrong are named") {
   CHECK_THAT(error("{\"messages\": [{\"content\": \"a\"}]}"), Contains("messages[0] has no 'role'"));
   CHECK_THAT(error("{\"messages\": [{\"role\": \"user\"}]}"), Contains("messages[0] has no 'content'"));
   CHECK_THAT(error("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}"),
-             Contains("need a chat template"));
+             Contains("needs a chat template"));
   CHECK_THAT(
       error_of([&] { Corpus::from_examples({.path = scratch.put("c.jsonl", "\n"), .tokenizer = "byte"}); }),
       Contains("holds no examples"));

@@ -1,5 +1,6 @@
 #include "core/run/local_runs.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <string>
@@ -131,4 +132,30 @@ TEST_CASE("runs are listed from the newest to the oldest, each with where its ra
   CHECK(runs[0].etcd == "etcd://here:2379");
   CHECK(runs[1].pid == kLauncher);
   CHECK_FALSE(runs[1].etcd);
+}
+
+TEST_CASE("ranks of other launchers are found where these have them meet", "[local_runs]") {
+  const Scratch processes;
+  const auto start = [&](int pid, Texts variables) {
+    variables.push_back("HETRUN_SECRET=ours");
+    add(processes, {.pid = pid, .words = {"hetrun", "a.lua"}, .variables = std::move(variables)});
+    std::filesystem::create_symlink("/usr/bin/hetrun",
+                                    processes.folder() + "/" + std::to_string(pid) + "/exe");
+  };
+  start(kLauncher, {"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=here", "MASTER_PORT=4711",
+                    "TORCHELASTIC_USE_AGENT_STORE=True"});
+  start(kLauncher + 1, {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_NTASKS=2",
+                        "SLURM_JOB_NODELIST=gpu[02-05]"});
+  start(kLauncher + 2,
+        {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "MASTER_ADDR=there", "MASTER_PORT=4712"});
+  // The only task of a step, and one that does not know where the others are.
+  start(kLauncher + 3, {"SLURM_JOB_ID=8", "SLURM_STEP_ID=0", "SLURM_PROCID=0", "SLURM_NTASKS=1",
+                        "SLURM_JOB_NODELIST=gpu01"});
+  start(kLauncher + 4, {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2"});
+  start(kLauncher + 5, {"RANK=1"});
+
+  std::vector<std::string> stores;
+  for (const LocalRun& run : list_local_runs(processes.folder())) stores.push_back(run.store);
+  std::sort(stores.begin(), stores.end());
+  CHECK(stores == Texts{"gpu02:20007", "here:4712", "there:4712"});
 }

@@ -81,8 +81,9 @@ TEST_CASE("a snapshot without one of its files says what is missing", "[snapshot
                     "the snapshot of step 8 lacks w.a [4:8, :]: no file has it");
   CHECK_THROWS_WITH(
       open_snapshot(scratch.folder()),
-      Contains("holds no whole snapshot: the snapshot of step 8 is not whole: no file has m.a [:, 4:7], nor "
-               "1 other slices"));
+      Contains(
+          "holds no complete snapshot: the snapshot of step 8 is not complete: no file has m.a [:, 4:7], nor "
+          "1 other slices"));
 }
 
 TEST_CASE("of a folder the newest whole snapshot is opened, and newer ones are named", "[snapshot]") {
@@ -103,8 +104,9 @@ TEST_CASE("of a folder the newest whole snapshot is opened, and newer ones are n
   std::vector<std::string> passed_over;
   CHECK(open_snapshot(scratch.folder(), {}, &passed_over).manifest().version.step == 10);
   REQUIRE(passed_over.size() == 2);
-  CHECK_THAT(passed_over[0], Contains("step 101 is not whole: no file has m.a [:, 4:7]"));
-  CHECK_THAT(passed_over[1], Contains("step 100 is not whole: '") && Contains("the header does not match"));
+  CHECK_THAT(passed_over[0], Contains("step 101 is not complete: no file has m.a [:, 4:7]"));
+  CHECK_THAT(passed_over[1],
+             Contains("step 100 is not complete: '") && Contains("the header does not match"));
   CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 100), Contains("the header does not match"));
   CHECK_THROWS_WITH(open_snapshot(scratch.folder(), 11),
                     Contains("no snapshot of step 11; it has steps 9, 10, 100, 101"));

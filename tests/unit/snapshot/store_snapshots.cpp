@@ -72,7 +72,7 @@ TEST_CASE("a snapshot in a store is read as one in a folder", "[snapshot][store]
     const Snapshot newest = open_snapshot(store, {}, &passed_over);
     CHECK(newest.manifest().version.step == 9);
     REQUIRE(passed_over.size() == 1);
-    CHECK_THAT(passed_over[0], Contains("step 10 is not whole: no file has m.a [:, 4:7]"));
+    CHECK_THAT(passed_over[0], Contains("step 10 is not complete: no file has m.a [:, 4:7]"));
     CHECK_THAT(error_of([&] { open_snapshot(store, 11); }),
                Contains("no snapshot of step 11; it has steps 8, 9, 10"));
     const Snapshot snapshot = open_snapshot(store, 8);
