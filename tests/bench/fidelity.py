@@ -192,6 +192,8 @@ def main():
     if why := network.missing():
         say(f'machines whose ranks share an interface are left out: {why}')
     else:
+        control = pathlib.Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()
+        say(f'machines whose ranks share an interface: TCP with {control}')   # which decides how transfers share it
         every += [(pipelines, depth, link, placement, runtime) for pipelines, depth, placement in SHARED
                   for link in SHARED_LINKS for runtime in RUNTIMES]
     wanted = named(every, name_of, ONLY)[:TRIALS]
