@@ -25,6 +25,7 @@ constexpr int kBlockRows = 240;            // rows of A at a time: at most 480 K
 constexpr int kRowStride = kDepth + 16;    // of packed A: off the power of two, for the cache's sets
 constexpr int kPairStride = kBlockRows + 32;         // of A packed in pairs, its columns adjacent
 constexpr int64_t kPackedBytes = int64_t{16} << 20;  // of B at most
+constexpr int64_t kChunkBytes = int64_t{1} << 20;    // of B, where it is packed some of k at a time
 constexpr int64_t kMostColumns = 2048;               // of C at a time, so that packed B stays in a cache
 constexpr int64_t kScratchColumns = 1024;            // of C kept in f32 before it is narrowed
 constexpr int64_t kFewRows = 4;
@@ -108,10 +109,10 @@ void pack_a(const T* a, const GemmShape& s, int64_t rows, int64_t terms, float* 
 }
 
 template <typename Word, typename T>
-void pack_b_panel(const T* b, const GemmShape& s, int64_t columns, float* to) {
-  if constexpr (Word::kTerms == 1) pack_panel(b, s.b_row, s.b_col, s.k, columns, to);
+void pack_b_panel(const T* b, const GemmShape& s, int64_t terms, int64_t columns, float* to) {
+  if constexpr (Word::kTerms == 1) pack_panel(b, s.b_row, s.b_col, terms, columns, to);
 #if defined(HET_DOT_PRODUCT)
-  if constexpr (Word::kTerms == 2) pack_pair_panel(b, s.b_row, s.b_col, s.k, columns, to);
+  if constexpr (Word::kTerms == 2) pack_pair_panel(b, s.b_row, s.b_col, terms, columns, to);
 #endif
 }
 
@@ -229,6 +230,8 @@ Gemm::Gemm(const GemmShape& shape, std::optional<bool> large_in_place) : shape_(
 #endif
   pairs_ = takes_pairs(s);
   words_ = pairs_ ? blocks_of(s.k, 2) : s.k;
+  depth_blocks_ = chunk_blocks_ = s.k == 0 ? 1 : blocks_of(words_, kDepth);
+  chunk_words_ = words_;
   parts_ = s.threads();
   split_rows_ = s.m >= parts_ * int64_t{kRows} || s.n < parts_ * int64_t{kPanel};
   if (pairs_)
@@ -249,14 +252,20 @@ Gemm::Gemm(const GemmShape& shape, std::optional<bool> large_in_place) : shape_(
     columns_ = s.n;
     packed_bytes_ = s.n % kPanel == 0 ? 0 : 4 * kPanel * s.k * parts_;  // the last, narrow panel
   } else {
-    columns_ = smaller(smaller(rounded(s.n, kPanel), kMostColumns),
-                       rounded(kPackedBytes / (4 * (words_ > 0 ? words_ : 1)) + 1, kPanel));
-    if (narrow) columns_ = smaller(columns_, kScratchColumns);
+    columns_ = smaller(rounded(s.n, kPanel), kMostColumns);
+    if (narrow) {  // its sums are narrowed once: all of k at a time
+      columns_ =
+          smaller(smaller(columns_, kScratchColumns), rounded(kPackedBytes / (4 * words_) + 1, kPanel));
+    } else if (4 * columns_ * words_ > kPackedBytes) {
+      // Some of k at a time, of all columns: with few columns A would be packed, and read, for each few.
+      chunk_blocks_ = std::max<int64_t>(kChunkBytes / (4 * columns_ * kDepth), 1);
+      chunk_words_ = smaller(words_, chunk_blocks_ * blocks_of(words_, depth_blocks_));
+    }
     // Packing all of a small B in every thread is cheaper than waiting for each other's parts and fetching
     // them.
     const int64_t most = parts_ > 1 && split_rows_ ? kOwnCopies : kPackedBytes;
     shared_b_ = split_rows_ && 4 * columns_ * words_ > most;
-    packed_bytes_ = 4 * columns_ * words_ * (shared_b_ || !split_rows_ ? 1 : parts_);
+    packed_bytes_ = 4 * columns_ * chunk_words_ * (shared_b_ || !split_rows_ ? 1 : parts_);
   }
   part_bytes_ =
       4 * ((a_in_place_ ? 0 : kBlockFloats) + (narrow ? kBlockRows * rounded(columns_, kPanel) : 0));
@@ -279,35 +288,49 @@ void Gemm::run(const void* a, const void* b, void* c, const float* bias, std::by
   std::byte* own = workspace + packed_bytes_;
   for (int64_t first = 0; first < s.n; first += columns_) {
     const int64_t columns = smaller(s.n - first, columns_);
-    if (shared_b_)
-      parallel_parts(parts_, [&](int64_t part) {
-        pack_b(b, first, share_of(blocks_of(columns, kPanel), parts_, part), columns, packed);
+    for (int64_t block = 0; block < depth_blocks_; block += chunk_blocks_) {
+      const Range blocks{block, smaller(block + chunk_blocks_, depth_blocks_)};
+      if (shared_b_)
+        parallel_parts(parts_, [&](int64_t part) {
+          pack_b(b, first, share_of(blocks_of(columns, kPanel), parts_, part), columns, blocks, packed);
+        });
+      with_word(pairs_, [&]<typename Word>(Word) {
+        parallel_parts(parts_, [&](int64_t part) {
+          multiply<Word>(a, b, c, bias, first, columns, blocks, packed, own, part, epilogue);
+        });
       });
-    with_word(pairs_, [&]<typename Word>(Word) {
-      parallel_parts(parts_, [&](int64_t part) {
-        multiply<Word>(a, b, c, bias, first, columns, packed, own, part, epilogue);
-      });
-    });
+    }
   }
 }
 
-// Some panels of columns [first, first + columns).
-void Gemm::pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const {
+// The words of k in blocks of it.
+Range Gemm::words_of(Range blocks) const {
+  return {share_of(words_, depth_blocks_, blocks.begin).begin,
+          share_of(words_, depth_blocks_, blocks.end - 1).end};
+}
+
+// Some panels of columns [first, first + columns), of these blocks of k.
+void Gemm::pack_b(const void* b, int64_t first, Range share, int64_t columns, Range blocks,
+                  float* packed) const {
   const GemmShape& s = shape_;
+  const Range words = words_of(blocks);
   with_word(pairs_, [&]<typename Word>(Word) {
+    const int64_t term = words.begin * Word::kTerms, terms = smaller(words.end * Word::kTerms, s.k) - term;
     with_operand<Word>(s.b_type, [&](auto type) {
-      const auto* from = reinterpret_cast<const decltype(type)*>(element(b, s.b_type, first * s.b_col));
+      const auto* from =
+          reinterpret_cast<const decltype(type)*>(element(b, s.b_type, first * s.b_col + term * s.b_row));
       for (int64_t j = share.begin; j < share.end; ++j)
-        pack_b_panel<Word>(from + j * kPanel * s.b_col, s, smaller(columns - j * kPanel, kPanel),
-                           packed + j * kPanel * words_);
+        pack_b_panel<Word>(from + j * kPanel * s.b_col, s, terms, smaller(columns - j * kPanel, kPanel),
+                           packed + j * kPanel * chunk_words_);
     });
   });
 }
 
-// One thread's share of columns [first, first + columns) of C.
+// One thread's share of columns [first, first + columns) of C, of these blocks of k.
 template <typename Word>
 void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
-                    const float* packed, std::byte* own, int64_t part, const Epilogue* epilogue) const {
+                    Range blocks, const float* packed, std::byte* own, int64_t part,
+                    const Epilogue* epilogue) const {
   const GemmShape& s = shape_;
   auto* packed_a = reinterpret_cast<float*>(own + part * part_bytes_);
   float* scratch = packed_a + (a_in_place_ ? 0 : kBlockFloats);
@@ -320,8 +343,8 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
   if (width <= 0 || rows.begin == rows.end) return;
 
   const bool copy = split_rows_ && !shared_b_ && !b_in_place_;
-  float* panel_data = const_cast<float*>(packed) + (copy ? part * columns_ * words_ : 0);
-  if (!shared_b_ && !b_in_place_) pack_b(b, first, mine, columns, panel_data);
+  float* panel_data = const_cast<float*>(packed) + (copy ? part * columns_ * chunk_words_ : 0);
+  if (!shared_b_ && !b_in_place_) pack_b(b, first, mine, columns, blocks, panel_data);
 
   // In place, panels that are whole are read from B itself, and a narrow last one from a packed copy.
   const int64_t whole = b_in_place_ ? width / kPanel * kPanel : width;
@@ -331,13 +354,13 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
 
   // Blocks of equal size: a short last one would run at the edge's speed.
   const int64_t row_blocks = blocks_of(rows.end - rows.begin, kBlockRows);
-  const int64_t depth_blocks = s.k == 0 ? 1 : blocks_of(words_, kDepth);
+  const int64_t first_word = words_of(blocks).begin;
   for (int64_t at = 0; at < row_blocks; ++at) {
     const Range share = share_of(rows.end - rows.begin, row_blocks, at);
     const int64_t i = rows.begin + share.begin, count = share.end - share.begin;
     const int64_t corner = i * s.c_row + first + left;
-    for (int64_t d = 0; d < depth_blocks; ++d) {
-      const Range words = share_of(words_, depth_blocks, d);
+    for (int64_t d = blocks.begin; d < blocks.end; ++d) {
+      const Range words = share_of(words_, depth_blocks_, d);
       const int64_t p = words.begin, depth = words.end - words.begin;
       const int64_t term = p * Word::kTerms, terms = smaller(words.end * Word::kTerms, s.k) - term;
       const std::byte* corner_of_a = element(a, s.a_type, i * s.a_row + term * s.a_col);
@@ -361,7 +384,9 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
                       bias == nullptr ? nullptr : bias + first + left + from);
         };
         if (!b_in_place_) {
-          part_of({panel_data + left * words_ + p * kPanel, kPanel * words_, kPanel}, 0, width);
+          part_of(
+              {panel_data + left * chunk_words_ + (p - first_word) * kPanel, kPanel * chunk_words_, kPanel},
+              0, width);
           return;
         }
         const float* from = static_cast<const float*>(b) + p * s.b_row + first + left;
@@ -381,7 +406,8 @@ void Gemm::multiply(const void* a, const void* b, void* c, const float* bias, in
             store(out + r * s.c_row + j, load(scratch + r * scratch_row + j, lanes), lanes);
           });
       });
-    if (epilogue != nullptr) epilogue->run({i, i + count}, {first + left, first + left + width});
+    const bool is_whole = blocks.end == depth_blocks_;
+    if (epilogue != nullptr && is_whole) epilogue->run({i, i + count}, {first + left, first + left + width});
   }
 }
 

@@ -85,20 +85,25 @@ class Gemm {
 
  private:
   void run_few_rows(const void* a, const void* b, void* c, const float* bias) const;
-  void pack_b(const void* b, int64_t first, Range share, int64_t columns, float* packed) const;
+  Range words_of(Range blocks) const;
+  void pack_b(const void* b, int64_t first, Range share, int64_t columns, Range blocks, float* packed) const;
   template <typename Word>
   void multiply(const void* a, const void* b, void* c, const float* bias, int64_t first, int64_t columns,
-                const float* packed, std::byte* own, int64_t part, const Epilogue* epilogue) const;
+                Range blocks, const float* packed, std::byte* own, int64_t part,
+                const Epilogue* epilogue) const;
 
 #if defined(__AMX_BF16__)
   std::optional<TileProduct> tiles_;
 #endif
   GemmShape shape_;
-  bool pairs_ = false;      // operands are packed in pairs of bf16
-  int64_t words_ = 0;       // of k
-  int parts_ = 1;           // threads
-  bool split_rows_ = true;  // threads share out rows of C, else columns
-  bool few_rows_ = false;   // too few rows to pay for packing B
+  bool pairs_ = false;        // operands are packed in pairs of bf16
+  int64_t words_ = 0;         // of k
+  int64_t depth_blocks_ = 1;  // of k: what a tile of C is kept in registers for
+  int64_t chunk_blocks_ = 1;  // of these, for which B is packed at a time: all, or as many as it has room for
+  int64_t chunk_words_ = 0;   // of k in them, at most
+  int parts_ = 1;             // threads
+  bool split_rows_ = true;    // threads share out rows of C, else columns
+  bool few_rows_ = false;     // too few rows to pay for packing B
   bool a_in_place_ = false, b_in_place_ = false;
   bool shared_b_ = false;  // threads pack parts of one B for all, and wait for each other; else each its own
   int64_t columns_ =

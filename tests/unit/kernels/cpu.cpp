@@ -456,6 +456,28 @@ TEST_CASE("a large operand gives the same bits read in place and packed", "[cpu]
   set_thread_count(threads);
 }
 
+TEST_CASE("a product of many terms has the bits of one of fewer columns", "[cpu]") {
+  // The right operand is packed some terms at a time where it is large, and at once where it has few columns.
+  constexpr int64_t kTerms = 14000, kColumns = 310, kFew = 100;
+  const int threads = thread_count();
+  const Tensor right = drawn(f32({kTerms, kColumns}), 2, 1, 5);
+  const Tensor few = take(right, TensorSlice::whole(right.shape()).narrowed(1, Range{0, kFew}));
+  for (const int count : {1, 3})
+    for (const int64_t rows : {10, 50}) {  // threads share out columns, or rows
+      set_thread_count(count);
+      const Tensor left = drawn(f32({rows, kTerms}), 1, 1, 5);
+      for (const std::string& set : cpu_instruction_sets()) {
+        CAPTURE(set, count, rows);
+        Eager device(make_cpu_device(set));
+        const Tensor all = device.call(op_named("matmul"), {left, right}, {})[0];
+        const Tensor some = device.call(op_named("matmul"), {left, few}, {})[0];
+        for (int64_t i = 0; i < rows; ++i)
+          REQUIRE(std::memcmp(all.bytes() + 4 * i * kColumns, some.bytes() + 4 * i * kFew, 4 * kFew) == 0);
+      }
+    }
+  set_thread_count(threads);
+}
+
 TEST_CASE("a device says what it lacks", "[cpu]") {
   CHECK_THROWS_WITH(make_cpu_device("v9"),
                     Catch::Contains("no instruction set 'v9'") && Catch::Contains("generic"));
