@@ -165,7 +165,7 @@ uint64_t Corpus::fingerprint() const {
   }
   constexpr int64_t kPlaces = 256, kTokens = 256;
   std::vector<int32_t> tokens(kTokens);
-  std::string sample = fmt::format("{} {} {}", all_.count, train_, vocabulary_);
+  std::string sample = fmt::format("{} {}", all_.count, vocabulary_);
   for (int64_t place = 0; place < kPlaces; ++place) {
     const int64_t from = all_.count / kPlaces * place, n = std::min(kTokens, all_.count - from);
     all_.copy(from, n, tokens.data());

@@ -7,15 +7,15 @@
 namespace het {
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
+constexpr std::string_view kJsonSpace = " \t\r\n";
 
-std::vector<JsonPiece> lines_of(std::string_view text) {
+std::vector<JsonPiece> pieces_of_lines(std::string_view text) {
   std::vector<JsonPiece> lines;
   int64_t number = 1;
   for (size_t at = 0; at < text.size(); ++number) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = text.substr(at, end - at);
-    if (line.find_first_not_of(kSpace) != std::string_view::npos) lines.push_back({line, number, 0});
+    if (line.find_first_not_of(kJsonSpace) != std::string_view::npos) lines.push_back({line, number, 0});
     at = end + 1;
   }
   return lines;
@@ -47,9 +47,9 @@ size_t end_of_element(std::string_view text, size_t at) {
 }
 
 // Counts the lines of a text up to places that only grow.
-class Lines {
+class LineCounter {
  public:
-  explicit Lines(std::string_view text) : text_(text) {}
+  explicit LineCounter(std::string_view text) : text_(text) {}
 
   int64_t at(size_t place) {
     const std::string_view passed = text_.substr(counted_, place - counted_);
@@ -65,11 +65,11 @@ class Lines {
 };
 
 // `at`: behind the bracket with which the list begins.
-std::vector<JsonPiece> elements_of(std::string_view text, size_t at, const std::string& path) {
+std::vector<JsonPiece> pieces_of_list(std::string_view text, size_t at, const std::string& path) {
   std::vector<JsonPiece> elements;
-  Lines lines(text);
+  LineCounter lines(text);
   for (bool is_last = false; !is_last; ++at) {
-    const size_t first = text.find_first_not_of(kSpace, at);
+    const size_t first = text.find_first_not_of(kJsonSpace, at);
     at = first == std::string_view::npos ? text.size() : end_of_element(text, first);
     if (at == text.size()) fail_usage("{}: the list does not end", path);
     if (text[at] == '}') fail_usage("{}:{}: '}}' stands where an element ends", path, lines.at(at));
@@ -78,10 +78,10 @@ std::vector<JsonPiece> elements_of(std::string_view text, size_t at, const std::
     const std::string_view element = text.substr(first, at - first);
     const int64_t line = lines.at(first);
     if (element.empty()) fail_usage("{}:{}: there is no element before '{}'", path, line, text[at]);
-    elements.push_back({element.substr(0, element.find_last_not_of(kSpace) + 1), line,
+    elements.push_back({element.substr(0, element.find_last_not_of(kJsonSpace) + 1), line,
                         static_cast<int64_t>(elements.size() + 1)});
   }
-  if (const size_t more = text.find_first_not_of(kSpace, at); more != std::string_view::npos)
+  if (const size_t more = text.find_first_not_of(kJsonSpace, at); more != std::string_view::npos)
     fail_usage("{}:{}: there is more behind the end of the list", path, lines.at(more));
   return elements;
 }
@@ -91,9 +91,9 @@ std::vector<JsonPiece> elements_of(std::string_view text, size_t at, const std::
 std::vector<JsonPiece> json_pieces(std::string_view text, const std::string& path) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   const size_t begin = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
-  const size_t first = text.find_first_not_of(kSpace, begin);
-  if (first == std::string_view::npos || text[first] != '[') return lines_of(text);
-  return elements_of(text, first + 1, path);
+  const size_t first = text.find_first_not_of(kJsonSpace, begin);
+  if (first == std::string_view::npos || text[first] != '[') return pieces_of_lines(text);
+  return pieces_of_list(text, first + 1, path);
 }
 
 }  // namespace het

@@ -14,7 +14,8 @@ local record = {}
 local function data_of(run)
   local data = run.arguments.data
   if define.kind_of(data) ~= "corpus" then return nil end
-  run.fingerprint = run.fingerprint or data.native.fingerprint   -- it is in each snapshot
+  run.fingerprint = run.fingerprint   -- it is in each snapshot
+    or ("%s %d"):format(data.native.fingerprint, data.native:count "train")
   return run.fingerprint, data.tokens
 end
 
