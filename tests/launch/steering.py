@@ -137,7 +137,7 @@ class Steering(unittest.TestCase):
         run = self.start(*self.RUNS['fixed'], 'recipe.lua')
         self.until_status(run, lambda status: True)
         said = self.hetrun('attach', f'--pid={run.pid}', entered='help\npause\nstatus\nresum\nresume\nquit\nnot reached\n', code=2)
-        for pattern in (r'  pause +wait behind', r'paused after step \d+', r'recipe.lua\), paused', r"no command 'resum'; did you mean 'resume'\?",
+        for pattern in (r'  pause +wait after', r'paused after step \d+', r'recipe.lua\), paused', r"no command 'resum'; did you mean 'resume'\?",
                         r'going on after step \d+'):
             self.assertRegex(said, pattern)
         self.assertNotIn('reached', said)
