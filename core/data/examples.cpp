@@ -193,8 +193,7 @@ ExampleText ExampleReader::written(const Json& line, Conversation conversation) 
   if (chat == nullptr)
     fail_usage(
         "a conversation needs a chat template, and there is none: give 'chat_template', or as 'model' a "
-        "folder "
-        "that has chat_template.jinja, or chat_template in tokenizer_config.json");
+        "folder that has chat_template.jinja, or chat_template in tokenizer_config.json");
   ExampleText made;
   made.takes_prefix = false;
   if (counts_all) {

@@ -106,8 +106,8 @@ class Gemm {
   bool few_rows_ = false;     // too few rows to pay for packing B
   bool a_in_place_ = false, b_in_place_ = false;
   bool shared_b_ = false;  // threads pack parts of one B for all, and wait for each other; else each its own
-  int64_t columns_ =
-      0;  // of C made at a time: all, or as many as packed B has room for (a multiple of kPanel)
+  // Columns of C made at a time: all, or as many as packed B has room for (a multiple of kPanel).
+  int64_t columns_ = 0;
   int64_t packed_bytes_ = 0;  // workspace of packed B
   int64_t part_bytes_ = 0;    // workspace of one thread
   int64_t workspace_bytes_ = 0;

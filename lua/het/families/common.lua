@@ -143,21 +143,23 @@ function common.read_late_windows(config, a, refuse)
 end
 
 --- The tensors of a model with LLaMA's names.
--- @tparam table differs `attention_norm`, `mlp_norm`: their names; `qkv_bias`, `out_bias`, `mlp_bias`: whether there
--- is one, or the argument that says so; `more`: rows of a block besides
+-- @tparam table differs `attention_norm`, `mlp_norm`: their names; `norm_bias`, `qkv_bias`, `out_bias`, `mlp_bias`:
+-- whether there is one, or the argument that says so; `mlp`: rows of the feed-forward layer in place of LLaMA's;
+-- `more`: rows of a block besides
 function common.tensors(differs)
   local block = "model.layers.%d."
   return common.joined({
     { "model.embed_tokens", "tokens" },
-    { block .. (differs.attention_norm or "input_layernorm"), "blocks.%d.attention_norm" },
+    { block .. (differs.attention_norm or "input_layernorm"), "blocks.%d.attention_norm", bias = differs.norm_bias },
     projections(differs.qkv_bias),
     { block .. "self_attn.o_proj", "blocks.%d.attention.out", bias = differs.out_bias },
-    { block .. (differs.mlp_norm or "post_attention_layernorm"), "blocks.%d.mlp_norm" },
+    { block .. (differs.mlp_norm or "post_attention_layernorm"), "blocks.%d.mlp_norm", bias = differs.norm_bias },
+  }, differs.mlp or {
     { block .. "mlp.gate_proj", "blocks.%d.mlp.gate", bias = differs.mlp_bias },
     { block .. "mlp.up_proj", "blocks.%d.mlp.up", bias = differs.mlp_bias },
     { block .. "mlp.down_proj", "blocks.%d.mlp.down", bias = differs.mlp_bias },
   }, differs.more or {}, {
-    { "model.norm", "norm" },
+    { "model.norm", "norm", bias = differs.norm_bias },
     { "lm_head", "head", untied = true },
   })
 end

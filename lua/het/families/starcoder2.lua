@@ -1,9 +1,6 @@
 -- StarCoder 2 (Lozhkov et al. 2024): GPT's norms and feed-forward layer, rotary positions, few key heads, windows.
 local common = require "het.families.common"
 
-local block = "model.layers.%d."
-local attention = block .. "self_attn."
-
 return {
   architecture = "Starcoder2ForCausalLM",
   constructor = "decoder",
@@ -20,16 +17,8 @@ return {
   rope = true,
   settle = function(s) s.mlp_bias = s.bias end,
   extra = { bos_token_id = 0, eos_token_id = 0 },
-  tensors = {
-    { "model.embed_tokens", "tokens" },
-    { block .. "input_layernorm", "blocks.%d.attention_norm", bias = true },
-    { { attention .. "q_proj", attention .. "k_proj", attention .. "v_proj" }, "blocks.%d.attention.qkv",
-      bias = "bias" },
-    { attention .. "o_proj", "blocks.%d.attention.out", bias = "bias" },
-    { block .. "post_attention_layernorm", "blocks.%d.mlp_norm", bias = true },
-    { block .. "mlp.c_fc", "blocks.%d.mlp.up", bias = "bias" },
-    { block .. "mlp.c_proj", "blocks.%d.mlp.down", bias = "bias" },
-    { "model.norm", "norm", bias = true },
-    { "lm_head", "head", untied = true },
-  },
+  tensors = common.tensors { norm_bias = true, qkv_bias = "bias", out_bias = "bias", mlp = {
+    { "model.layers.%d.mlp.c_fc", "blocks.%d.mlp.up", bias = "bias" },
+    { "model.layers.%d.mlp.c_proj", "blocks.%d.mlp.down", bias = "bias" },
+  } },
 }
