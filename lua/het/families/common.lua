@@ -83,6 +83,20 @@ common.windows = {
     written = function(a) return a.score_scale and a.score_scale ^ -2 or a.head_size or a.width / a.heads end },
 }
 
+--- The n of a list that has `nth` in every n-th place (count + 1 where it has it nowhere), and the first place that has
+-- neither that nor, elsewhere, `other`; nil where all fit.
+-- @int count places that are looked at
+function common.interval(list, count, nth, other)
+  local every = count + 1
+  for number = count, 1, -1 do
+    if list[number] == nth then every = number end
+  end
+  for number = 1, count do
+    if list[number] ~= (number % every == 0 and nth or other) then return every, number end
+  end
+  return every
+end
+
 --- For `read`: which layers have a window, from `layer_types` or the pattern's length.
 -- @int every by default every n-th layer has none
 function common.read_layers(every)
@@ -90,18 +104,11 @@ function common.read_layers(every)
     local types = config.layer_types
     a.window_every = tonumber(config.sliding_window_pattern) or tonumber(config._sliding_window_pattern) or every
     if type(types) ~= "table" then return end
-    a.window_every = #types + 1
-    for number, kind in ipairs(types) do
-      if kind == "full_attention" then
-        a.window_every = number
-        break
-      end
-    end
-    for number, kind in ipairs(types) do
-      if kind ~= (number % a.window_every == 0 and "full_attention" or "sliding_attention") then
-        refuse(("layer_types has '%s' for layer %d; full_attention in every n-th layer and sliding_attention in all "
-          .. "others is supported"):format(tostring(kind), number))
-      end
+    local odd
+    a.window_every, odd = common.interval(types, #types, "full_attention", "sliding_attention")
+    if odd then
+      refuse(("layer_types has '%s' for layer %d; full_attention in every n-th layer and sliding_attention in all "
+        .. "others is supported"):format(tostring(types[odd]), odd))
     end
   end
 end

@@ -22,16 +22,13 @@ return {
       if #turned < a.layers then
         refuse(("no_rope_layers has %d entries for %d layers"):format(#turned, a.layers))
       end
-      every = 0
-      for number = a.layers, 1, -1 do
-        if turned[number] == 0 then every = number end
+      local odd
+      every, odd = common.interval(turned, a.layers, 0, 1)
+      if odd then
+        refuse(("no_rope_layers has %s for layer %d; 0 for every n-th layer and 1 for all others is supported")
+          :format(tostring(turned[odd]), odd))
       end
-      for number = 1, a.layers do
-        if turned[number] ~= (every > 0 and number % every == 0 and 0 or 1) then
-          refuse(("no_rope_layers has %s for layer %d; 0 for every n-th layer and 1 for all others is supported")
-            :format(tostring(turned[number]), number))
-        end
-      end
+      if every > a.layers then every = 0 end
     end
     a.no_rotary_every = every
   end,
