@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/base/parallel.h"
 #include "core/io/json.h"
 #include "lua/interrupt.h"
 #include "lua/objects.h"
@@ -63,6 +64,9 @@ int solve_assignment(lua_State* L) {
   constexpr double kMostMargin = 2, kMarginShare = 0.03;
   options.seconds = std::max(0.01, seconds - elapsed() - std::min(kMostMargin, 0.1 + kMarginShare * seconds));
   options.seed = static_cast<uint64_t>(std::max(0.0, field<double>(L, 1, "seed").value_or(1)));
+  // Each thread may have 240 MB of tables.
+  constexpr int kMostThreads = 8;
+  options.threads = std::min(thread_count(), kMostThreads);
   options.stop = [] { return interrupt_pending(); };
   const AssignmentResult result = planner::assignment::solve(problem, options);
   const bool interrupted = take_interrupt();

@@ -154,6 +154,7 @@ void Search::start(const std::vector<int>& choice) {
   choice_ = choice;
   recount();
   penalty_ = 0;
+  without_ = 0;
   for (const double price : prices_) penalty_ = std::max(penalty_, 2 * price);
   if (excess_ > 0)
     penalty_ = std::max(penalty_, 0.1 * (std::abs(is_blocked(cost_) ? 0 : cost_) + 1) / excess_);
@@ -369,19 +370,23 @@ void Search::price(std::vector<double>& unary) const {
   });
 }
 
+// The state with another strategy of one variable: its usage, but not its cost.
+void Search::decide(int variable, int strategy) {
+  int& current = choice_[static_cast<size_t>(variable)];
+  for (const UsageItem& item : network_.variables[static_cast<size_t>(variable)].items) {
+    const int64_t more = item.use[static_cast<size_t>(strategy)] - item.use[static_cast<size_t>(current)];
+    if (more == 0) continue;
+    for (int row = item.first; row < item.last; ++row) usage_[static_cast<size_t>(row)] += more;
+    room_.add(item.first, item.last, -more);
+  }
+  current = strategy;
+}
+
 void Search::apply(const std::vector<int>& choice) {
   const bool exceeded = excess_ > 0;
   for (size_t i = 0; i < choice.size(); ++i) {
-    const auto v = static_cast<size_t>(piece_.variables[i]);
-    if (choice_[v] == choice[i]) continue;
-    for (const UsageItem& item : network_.variables[v].items) {
-      const int64_t more =
-          item.use[static_cast<size_t>(choice[i])] - item.use[static_cast<size_t>(choice_[v])];
-      if (more == 0) continue;
-      for (int row = item.first; row < item.last; ++row) usage_[static_cast<size_t>(row)] += more;
-      room_.add(item.first, item.last, -more);
-    }
-    choice_[v] = choice[i];
+    if (choice_[static_cast<size_t>(piece_.variables[i])] != choice[i])
+      decide(piece_.variables[i], choice[i]);
   }
   if (!exceeded) return;
   excess_ = 0;
@@ -457,7 +462,6 @@ bool Search::move(size_t wanted, const Clock& clock) {
       apply(choice);
       cost_ += change;
       if (is_blocked(piece_.cost)) recount();
-      note_state();
       return gain > rounding;
     }
     if (segments == 0 || norm <= 0) return false;
@@ -509,16 +513,15 @@ bool Search::walk(const Elimination& elimination, const PairModel& model, double
   if (best >= -negligible(piece_.cost)) return false;
   apply(found);
   cost_ += best;
-  note_state();
   return true;
 }
 
 void Search::run(const Clock& clock, double target, double patience) {
-  int without = 0;
   size_t sizes = 1;
   while (sizes < kSizes.size() && kSizes[sizes - 1] < network_.variables.size()) ++sizes;
   double last_gain = clock.seconds_left(), begun = clock.now();
-  while (!clock.passed() && !(best_ && best_cost_ <= target) &&
+  // A state that fits never gets worse, so that it is enough to note it at the end.
+  while (!clock.passed() && !(excess_ <= 0 && cost_ <= target) && !(best_ && best_cost_ <= target) &&
          last_gain - clock.seconds_left() <= patience) {
     // Each size gets time by what it gained lately, and a little in any case.
     const double all = std::accumulate(gain_rate_.begin(), gain_rate_.end(), 0.0);
@@ -545,13 +548,14 @@ void Search::run(const Clock& clock, double target, double patience) {
     seconds_[size] += seconds;
     if (better) last_gain = clock.seconds_left();
     ++moves_;
-    without = better ? 0 : without + 1;
+    without_ = better ? 0 : without_ + 1;
     constexpr int kPatience = 60;
-    if (excess_ > 0 && without >= kPatience) {
+    if (excess_ > 0 && without_ >= kPatience) {
       penalty_ *= 2;
-      without = 0;
+      without_ = 0;
     }
   }
+  note_state();
 }
 
 bool Search::repair(const Clock& clock) {
@@ -569,7 +573,77 @@ bool Search::repair(const Clock& clock) {
       without = 0;
     }
   }
+  note_state();
   return excess_ <= 0 && !is_blocked(cost_);
+}
+
+// What the state costs more when these variables have what they have in `choice`; kBlocked: it may not be.
+double Search::change_to(const std::vector<int>& part, const std::vector<int>& choice) const {
+  double before = 0, after = 0;
+  for (const int v : part) {
+    const auto at = static_cast<size_t>(v);
+    const std::vector<double>& own = network_.variables[at].cost;
+    before += own[static_cast<size_t>(choice_[at])];
+    after += own[static_cast<size_t>(choice[at])];
+    for (const int e : incident_[at]) {
+      const PairCost& pair = network_.pairs[static_cast<size_t>(e)];
+      // A pair within the part counts once.
+      const auto u = static_cast<size_t>(neighbour(e, v));
+      if (u < at && choice[u] != choice_[u]) continue;
+      const auto cost = [&](const std::vector<int>& of) {
+        return pair.cost[static_cast<size_t>(of[static_cast<size_t>(pair.a)] * network_.size(pair.b) +
+                                             of[static_cast<size_t>(pair.b)])];
+      };
+      before += cost(choice_);
+      after += cost(choice);
+    }
+  }
+  return is_blocked(after) ? kBlocked : after - before;
+}
+
+void Search::cross(const std::vector<int>& other) {
+  const std::vector<int> mine = std::move(choice_);
+  start(other);
+  struct Part {
+    double change = 0;
+    std::vector<int> variables;
+  };
+  std::vector<Part> parts;
+  std::vector<char> seen(mine.size(), 0);
+  for (size_t first = 0; first < mine.size(); ++first) {
+    if (seen[first] || mine[first] == choice_[first]) continue;
+    Part part;
+    part.variables.push_back(static_cast<int>(first));
+    seen[first] = 1;
+    for (size_t next = 0; next < part.variables.size(); ++next)
+      for (const int e : incident_[static_cast<size_t>(part.variables[next])]) {
+        const auto u = static_cast<size_t>(neighbour(e, part.variables[next]));
+        if (seen[u] || mine[u] == choice_[u]) continue;
+        seen[u] = 1;
+        part.variables.push_back(static_cast<int>(u));
+      }
+    parts.push_back(std::move(part));
+  }
+  for (Part& part : parts) part.change = change_to(part.variables, mine);
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.change < b.change; });
+  const double rounding = negligible(cost_);
+  for (const Part& part : parts) {
+    if (part.change >= -rounding) break;
+    const auto decide_all = [&](const std::vector<int>& choice) {
+      for (const int v : part.variables) decide(v, choice[static_cast<size_t>(v)]);
+    };
+    decide_all(mine);
+    const bool fitting = std::all_of(part.variables.begin(), part.variables.end(), [&](int v) {
+      const std::vector<UsageItem>& items = network_.variables[static_cast<size_t>(v)].items;
+      return std::all_of(items.begin(), items.end(),
+                         [&](const UsageItem& item) { return room_.least(item.first, item.last) >= 0; });
+    });
+    if (fitting)
+      cost_ += part.change;
+    else
+      decide_all(other);
+  }
+  note_state();
 }
 
 }  // namespace het::planner::assignment

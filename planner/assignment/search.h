@@ -56,6 +56,13 @@ class Search {
   void run(const Clock& clock, double target, double patience);
   // Until the state fits. True: it does.
   bool repair(const Clock& clock);
+  // Go on from `other`, which fits, with each part of the present state that costs less there and fits. The
+  // parts are the connected pieces of the variables in which both differ: what one of them gains does not
+  // hang on the others, but for the rows. (Partition crossover: Tinós, Whitley, Chicano, "Partition crossover
+  // for pseudo-Boolean optimization", 2015.)
+  void cross(const std::vector<int>& other);
+  const std::vector<int>& state() const { return choice_; }
+  double cost() const { return cost_ + penalty_ * excess_; }  // of the state, with its penalty
   int64_t moves() const { return moves_; }
 
  private:
@@ -91,6 +98,8 @@ class Search {
   bool move(size_t wanted, const Clock& clock);
   bool walk(const Elimination& elimination, const PairModel& model, double bound, const Clock& clock);
   void apply(const std::vector<int>& choice);
+  void decide(int variable, int strategy);
+  double change_to(const std::vector<int>& part, const std::vector<int>& choice) const;
   void recount();
   void note_state();
 
@@ -112,7 +121,8 @@ class Search {
   Piece piece_;
   std::vector<int> place_;  // by variable, in the piece; -1: not in it
   std::vector<double> segment_price_,
-      personal_;  // in a move: of the segments, and a factor for each variable
+      personal_;     // in a move: of the segments, and a factor for each variable
+  int without_ = 0;  // moves since the last gain
   int64_t moves_ = 0;
   // By size of neighbourhood: gain by second; seconds, gains and seconds again, what is long ago counting
   // less.

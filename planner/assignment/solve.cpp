@@ -11,7 +11,7 @@
 #include "planner/assignment/branch.h"
 #include "planner/assignment/dual.h"
 #include "planner/assignment/presolve.h"
-#include "planner/assignment/search.h"
+#include "planner/assignment/team.h"
 
 namespace het::planner::assignment {
 namespace {
@@ -62,16 +62,23 @@ class Solving {
   // with larger ones.
   void search(Network& network, double kept_seconds, Outcome& outcome) {
     const Clock& whole = clock_;
-    Search search(network, options_.seed);
-    // Nothing is found: the time ends earlier.
-    const Clock clock(whole, [&] { return !search.found() && whole.seconds_left() < kept_seconds; });
-    search.construct();
     Random random(options_.seed);
+    std::optional<Dual> fine, quick;
+    constexpr double kPatienceShare = 0.03;
+    const int threads = options_.steps > 0 ? 1 : std::max(1, options_.threads);
+    Team team(network, options_.seed, threads, kPatienceShare * whole.seconds_left(),
+              [&](const Clock& now, std::vector<int>& start) {
+                return (quick ? *quick : *fine).solve_nearby(random, now, start);
+              });
+    // Nothing is found: the time ends earlier.
+    const Clock clock(whole, [&] { return whole.seconds_left() < kept_seconds && !team.found(); });
+    auto no_starts = team.no_starts();
+    Search& search = team.leader();
+    search.construct();
     constexpr double kLargeTables = 1 << 20, kSmallTables = 1 << 12, kQuickWork = 1e8, kFewest = 200;
     // Of so few variables the order of elimination takes no time; of more than so many large tables take too
     // much.
     constexpr size_t kFew = 3000, kNotMany = 40'000;
-    std::optional<Dual> fine, quick;
     if (network.variables.size() <= kFew) fine.emplace(network, random, kLargeTables, clock);
     if (!fine || !fine->exact() || fine->elimination().work() > kQuickWork) {
       double entries = kSmallTables;
@@ -86,20 +93,21 @@ class Solving {
     const Dual::Offer offer = [&](const std::vector<int>& choice, bool fitting) {
       constexpr int kEvery = 25, kEveryUntilFound = 8;
       if (fitting) {
-        search.offer(choice);
-      } else if (++offers % (search.found() ? kEvery : kEveryUntilFound) == 0) {
+        team.offer(choice);
+      } else if (++offers % (team.found() ? kEvery : kEveryUntilFound) == 0) {
         constexpr double kRepairShare = 0.01;
-        search.set_prices(coarse.prices());
+        team.set_prices(coarse.prices());
         search.start(choice);
         search.repair(clock.within(kRepairShare * all));
+        team.share();
       }
-      return search.best_cost();
+      return team.best_cost();
     };
     constexpr double kWhole = 0.999;  // costs are whole numbers
-    const auto near = [&] { return wanted_gain(search.best_cost(), kWhole, options_.gap); };
+    const auto near = [&] { return wanted_gain(team.best_cost(), kWhole, options_.gap); };
     const auto bound = [&] { return fine ? std::max(fine->bound(), coarse.bound()) : coarse.bound(); };
     const auto proven = [&] {
-      return is_blocked(bound()) || (search.found() && bound() >= search.best_cost() - near());
+      return is_blocked(bound()) || (team.found() && bound() >= team.best_cost() - near());
     };
     std::vector<int> choice;
     bool exhausted = false;
@@ -107,11 +115,11 @@ class Solving {
       double lower = 0;
       if (!dual.solve_at_best(walking, choice, lower)) return false;
       Branching branching{&dual.elimination(), {},     network.capacity, choice,    lower,
-                          search.best_cost(),  kWhole, options_.gap,     most_nodes};
+                          team.best_cost(),    kWhole, options_.gap,     most_nodes};
       for (const NetworkVariable& variable : network.variables) branching.items.push_back(&variable.items);
       return branch_and_bound(std::move(branching), walking, [&](const std::vector<int>& better) {
-        search.offer(better);
-        return search.best_cost();
+        team.offer(better);
+        return team.best_cost();
       });
     };
     constexpr int64_t kFewNodes = 20'000;
@@ -121,7 +129,7 @@ class Solving {
       const Clock part = clock.within(phase == 3 ? clock.seconds_left() : kShares[phase] * all);
       if (phase % 2 == 0) {
         coarse.run(part, offer, options_.gap);
-        search.set_prices(coarse.prices());
+        team.set_prices(coarse.prices());
         if (proven() || clock.passed()) break;
         constexpr double kFineShare = 0.04, kWalkShare = 0.02;
         if (quick && !coarse.exact() && network.variables.size() <= kNotMany) {
@@ -135,48 +143,46 @@ class Solving {
         if (!proven()) exhausted = walk(fine ? *fine : coarse, kMostNodes, clock.within(kWalkShare * all));
         continue;
       }
-      // Some starts are better than others by more than the search makes up for.
+      // Some starts are better than others by more than the search makes up for: the cheapest of a few, those
+      // among them that do not fit yet.
       constexpr int kStarts = 3;
       const Clock starting = part.within(0.1 * all);
-      std::vector<int> nearby;
-      for (int i = 0;
-           i < kStarts && !network.capacity.empty() && coarse.solve_nearby(random, starting, nearby); ++i) {
-        search.offer(nearby);
-        if (choice.empty()) choice = nearby;
+      team.share();
+      std::vector<int> start, nearby;
+      double least = team.best_cost();
+      for (int i = 0; i < kStarts && (phase == 1 || !team.found()) && !network.capacity.empty() &&
+                      coarse.solve_nearby(random, starting, nearby);
+           ++i) {
+        team.offer(nearby);
+        const double cost = cost_of(network, nearby);
+        if (!start.empty() && cost >= least) continue;
+        least = cost;
+        start = nearby;
       }
-      if (search.found())
-        search.start(search.best());
-      else if (!choice.empty())
-        search.start(choice);
-      else
-        search.start(std::vector<int>(network.variables.size(), 0));
-      // When nothing is gained any more, another start: from the dual at other prices, and from the best in
-      // turn.
-      constexpr double kPatienceShare = 0.03, kRepairShare = 0.03;
-      for (int start = 1; !clock.passed() && !proven(); ++start) {
-        search.run(part, bound() + near(), kPatienceShare * all);
-        if (part.passed() || proven()) break;
-        if (start % 3 == 0 && search.found()) {
-          search.start(search.best());
-        } else {
-          if (!coarse.solve_nearby(random, part, choice)) break;
-          search.start(choice);
-          search.repair(part.within(kRepairShare * all));
-        }
+      const bool elsewhere = !start.empty() && least < team.best_cost();
+      if (elsewhere || !team.found()) {
+        search.start(start.empty() ? std::vector<int>(network.variables.size(), 0) : start);
+        constexpr double kRepairShare = 0.1;
+        search.repair(part.within(kRepairShare * all));
+      } else {
+        search.start(team.best());
       }
+      no_starts.unlock();
+      if (phase == 1) team.begin(clock);
+      team.run(part, bound() + near(), elsewhere);
+      no_starts.lock();
     }
     outcome.bound = is_blocked(bound()) ? std::numeric_limits<double>::infinity() : bound();
     outcome.proven = exhausted || proven();
-    if (search.found()) {
-      outcome.choice = search.best();
+    if (team.found()) {
+      outcome.choice = team.best();
       // No choice costs less by near(): none does at all where that is below the least difference.
       if (outcome.proven)
-        outcome.bound =
-            near() < 1 ? search.best_cost() : std::max(outcome.bound, search.best_cost() - near());
+        outcome.bound = near() < 1 ? team.best_cost() : std::max(outcome.bound, team.best_cost() - near());
     } else if (exhausted) {
       outcome.bound = std::numeric_limits<double>::infinity();
     }
-    result_.moves += search.moves();
+    result_.moves += team.moves();
   }
 
   const AssignmentProblem& problem_;

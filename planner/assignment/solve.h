@@ -22,8 +22,8 @@ struct SolveOptions {
   int64_t steps = 0;  // above 0: instead of seconds, so that the result does not depend on speed (clock.h)
   double gap = 0;     // relative to the cost, below 1: a choice that is proven to be so near ends the search
   uint64_t seed = 1;
-  std::function<bool()> stop;                   // asked often, by the same thread; true ends the search
-  std::function<void(WideCost cost)> improved;  // a better choice was found
+  int threads = 1;             // that search; with `steps` there is one
+  std::function<bool()> stop;  // asked often, by all of them; true ends the search
 };
 
 struct AssignmentResult {

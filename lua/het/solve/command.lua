@@ -26,6 +26,7 @@ local function help()
   for _, option in ipairs(options) do
     say("  %-20s %s", ("--%s=%s"):format(option[1], option[2]), option[3])
   end
+  say("  %-20s %s", "--threads=N", "search on so many threads (default: one for each core, at most 8)")
   say("  %-20s %s", "--json", "print one JSON object instead, with the choice as `solution`")
   say ""
   say "The last line is the choice, unless --out or --json has it. Ctrl-C and SIGTERM end the search early: the best"
