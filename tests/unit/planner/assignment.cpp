@@ -381,6 +381,87 @@ TEST_CASE("local search leaves choices that do not fit, and comes near the optim
   }
 }
 
+TEST_CASE("crossing two choices takes the better side of each piece in which they differ, where it fits") {
+  std::mt19937 random(3);
+  int better_than_both = 0, did_not_fit = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    const AssignmentProblem problem = chain(60, static_cast<uint32_t>(trial + 1));
+    const Network network = build_network(problem, Forbidden::block);
+    // Two choices that fit: each strategy uses less than the one before.
+    const auto draw = [&] {
+      std::vector<int> choice;
+      for (const NetworkVariable& variable : network.variables)
+        choice.push_back(static_cast<int>(variable.cost.size() - 1));
+      for (int change = 0; change < 12; ++change) {
+        const size_t v = random() % choice.size();
+        const int before = choice[v];
+        choice[v] = static_cast<int>(random() % network.variables[v].cost.size());
+        if (!fits(network, usage_of(network, choice))) choice[v] = before;
+      }
+      return choice;
+    };
+    const std::vector<int> mine = draw(), other = draw();
+    Search search(network, 1);
+    search.start(mine);
+    search.cross(other);
+    REQUIRE(search.found());
+    const std::vector<int>& crossed = search.state();
+    CHECK(fits(network, usage_of(network, crossed)));
+    CHECK(search.cost() == Approx(cost_of(network, crossed)));
+    CHECK(search.best_cost() == Approx(std::min(cost_of(network, mine), cost_of(network, crossed))));
+    // What each piece gains, found by changing it alone.
+    std::vector<char> seen(mine.size(), 0);
+    double gains = 0;
+    bool all_fit = true;
+    for (size_t first = 0; first < mine.size(); ++first) {
+      if (seen[first] || mine[first] == other[first]) continue;
+      std::vector<size_t> piece{first};
+      seen[first] = 1;
+      for (size_t i = 0; i < piece.size(); ++i)
+        for (const PairCost& pair : network.pairs)
+          for (const auto& [a, b] : {std::pair(pair.a, pair.b), std::pair(pair.b, pair.a)}) {
+            const auto from = static_cast<size_t>(a), to = static_cast<size_t>(b);
+            if (from != piece[i] || seen[to] || mine[to] == other[to]) continue;
+            seen[to] = 1;
+            piece.push_back(to);
+          }
+      std::vector<int> changed = other;
+      for (const size_t v : piece) changed[v] = mine[v];
+      const double gain = cost_of(network, other) - cost_of(network, changed);
+      const bool taken =
+          std::all_of(piece.begin(), piece.end(), [&](size_t v) { return crossed[v] == mine[v]; });
+      const bool left =
+          std::all_of(piece.begin(), piece.end(), [&](size_t v) { return crossed[v] == other[v]; });
+      CHECK((taken || left));
+      if (gain <= 0) CHECK(left);
+      if (gain > 0 && left) all_fit = false;
+      if (taken) gains += gain;
+    }
+    CHECK(search.cost() == Approx(cost_of(network, other) - gains));
+    did_not_fit += all_fit ? 0 : 1;
+    better_than_both += search.cost() < std::min(cost_of(network, mine), cost_of(network, other)) - 1 ? 1 : 0;
+  }
+  CHECK(better_than_both > 50);
+  CHECK(did_not_fit > 0);
+}
+
+TEST_CASE("a search on several threads keeps to the limit, and its bound to the optimum") {
+  for (const uint32_t seed : {21u, 22u}) {
+    const AssignmentProblem problem = chain(60, seed);
+    SolveOptions options;
+    options.seconds = 2;
+    options.threads = 3;
+    const AssignmentResult found = solve(problem, options);
+    REQUIRE(found.feasible);
+    const Evaluation evaluated = evaluate(problem, found.choice);
+    CHECK(evaluated.feasible);
+    CHECK(evaluated.cost == found.cost);
+    const int64_t optimum = chain_optimum(problem);
+    CHECK(found.cost >= optimum);
+    CHECK(found.bound <= optimum);
+  }
+}
+
 TEST_CASE("a solver that is limited by steps finds the same on slow machines") {
   for (uint32_t seed = 1; seed <= 3; ++seed) {
     const AssignmentProblem problem = chain(150, seed);
