@@ -454,7 +454,7 @@ int rank_plans(lua_State* L) {
   const planner::Ranking ranking =
       planner::rank(plans, Convert<std::string>::get(L, 2), Convert<int>::get(L, 3));
   Json answer = planner::to_json(ranking);
-  if (ranking.hangs_on_links()) answer["warning"] = planner::to_text(ranking);
+  if (ranking.depends_on_links()) answer["warning"] = planner::to_text(ranking);
   push_json(L, answer);
   return 1;
 }

@@ -58,8 +58,8 @@ class Search {
   bool repair(const Clock& clock);
   // Go on from `other`, which fits, with each part of the present state that costs less there and fits. The
   // parts are the connected pieces of the variables in which both differ: what one of them gains does not
-  // hang on the others, but for the rows. (Partition crossover: Tinós, Whitley, Chicano, "Partition crossover
-  // for pseudo-Boolean optimization", 2015.)
+  // depend on the others, but for the rows. (Partition crossover: Tinós, Whitley, Chicano, "Partition
+  // crossover for pseudo-Boolean optimization", 2015.)
   void cross(const std::vector<int>& other);
   const std::vector<int>& state() const { return choice_; }
   double cost() const { return cost_ + penalty_ * excess_; }  // of the state, with its penalty

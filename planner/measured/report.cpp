@@ -62,7 +62,7 @@ Json to_json(const Ranking& ranking) {
                                    {"fastest", each.fastest}});
   return Json::object_t{{"model", ranking.model},     {"batch", ranking.batch},
                         {"plans", ranking.plans},     {"pairs", ranking.pairs},
-                        {"fastest", ranking.fastest}, {"hangs_on_links", ranking.hangs_on_links()},
+                        {"fastest", ranking.fastest}, {"depends_on_links", ranking.depends_on_links()},
                         {"cases", std::move(cases)}};
 }
 
@@ -132,7 +132,7 @@ Json to_json(const MeasuredReport& report) {
   Json::array_t rankings, warnings;
   for (const Ranking& ranking : report.rankings) {
     rankings.push_back(to_json(ranking));
-    if (ranking.hangs_on_links()) warnings.push_back(to_text(ranking));
+    if (ranking.depends_on_links()) warnings.push_back(to_text(ranking));
   }
   return Json::object_t{{"plans", std::move(plans)},          {"summary", std::move(summary)},
                         {"rankings", std::move(rankings)},    {"warnings", std::move(warnings)},

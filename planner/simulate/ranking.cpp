@@ -44,7 +44,7 @@ Ranking rank(const std::vector<RankedPlan>& plans, std::string model, int batch)
   return ranking;
 }
 
-bool Ranking::hangs_on_links() const {
+bool Ranking::depends_on_links() const {
   return std::any_of(cases.begin(), cases.end(), [](const RankingCase& with) { return with.changed > 0; });
 }
 

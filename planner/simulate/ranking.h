@@ -28,7 +28,7 @@ struct Ranking {
   int plans = 0, pairs = 0;  // pairs: that have an order
   std::string fastest;
   std::vector<RankingCase> cases;
-  bool hangs_on_links() const;
+  bool depends_on_links() const;
 };
 
 // Of plans of one model and batch, one at least.

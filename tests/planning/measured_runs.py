@@ -60,7 +60,7 @@ class Measured(Case):
         self.assertEqual([stage['in_flight'] for stage in plan['stages']], [2, 1])
         self.assertIsNone(plan['measured_memory_bytes'])
 
-    def test_each_prediction_says_how_much_it_hangs_on_the_links(self):
+    def test_each_prediction_says_how_much_it_depends_on_the_links(self):
         plans = self.answer()[0]['by_name']
         slow, fast = (self.answer(bandwidth=rate)[0]['by_name'] for rate in ('0.7 GB/s', '1.4 GB/s'))
         for name in ('two_stages', 'replicas_of_two_types'):

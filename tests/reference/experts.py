@@ -49,7 +49,7 @@ def experts(w, path, x, top):
     probabilities = F.softmax(x @ w[path + 'gate'].T, dim=-1)                  # [b, t, e]
     chosen, expert = torch.topk(probabilities, top, dim=-1)                    # [b, t, k]
     ordered = probabilities.sort(-1).values
-    assert (ordered[..., 1:] - ordered[..., :-1]).min() > 1e-4, 'choices hang on the last bits'
+    assert (ordered[..., 1:] - ordered[..., :-1]).min() > 1e-4, 'choices depend on the last bits'
     shares = chosen if top == 1 else chosen / chosen.sum(-1, keepdim=True)
     capacity = min(CONTEXT, math.ceil(CAPACITY * top * CONTEXT / EXPERTS))
     dropped = 0

@@ -88,7 +88,7 @@ TEST_CASE("etcd goes on when a member is killed, and misses no event", "[cluster
   const auto watch = store->watch("n/");
   constexpr int kBefore = 10, kAfter = 30;
   for (int i = 0; i < kBefore; ++i) store->put(fmt::format("n/{}", i), "");
-  members.kill(0);  // the one that was asked first, and that the watch hangs on
+  members.kill(0);  // the one that was asked first, and that the watch is at
   for (int i = kBefore; i < kAfter; ++i) store->put(fmt::format("n/{}", i), "");
   store->keep_alive(lease.id);
   CHECK(store->get("member")->value == "alive");

@@ -149,7 +149,7 @@ TEST_CASE("a ranking that other links would change is said, with the pairs and t
   CHECK(rankings[0].plans == 4);
   CHECK(rankings[0].pairs == 5);
   CHECK(rankings[0].fastest == "a");
-  CHECK(rankings[0].hangs_on_links());
+  CHECK(rankings[0].depends_on_links());
   REQUIRE(rankings[0].cases.size() == 2);
   CHECK(rankings[0].cases[0].changed == 0);
   CHECK(rankings[0].cases[1].changed == 2);
@@ -159,7 +159,7 @@ TEST_CASE("a ranking that other links would change is said, with the pairs and t
         "pairs "
         "change their order, and b is the fastest instead of a");
   plans[1].links.cases[1].seconds = 1.05;
-  CHECK_FALSE(rank(plans)[0].hangs_on_links());
+  CHECK_FALSE(rank(plans)[0].depends_on_links());
 }
 
 TEST_CASE("links between machines are the published ones, by types, regions and GPUs that send at once") {
