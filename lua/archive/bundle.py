@@ -3,6 +3,7 @@
 
 usage: bundle.py BUILD VERSION OUT.tar.xz
 """
+import contextlib
 import lzma
 import pathlib
 import re
@@ -91,6 +92,21 @@ def fill(folder, build):
             shutil.copyfile(ROOT / source, folder / source)
 
 
+@contextlib.contextmanager
+def compressed(path):
+    """A stream whose bytes are written to `path`, compressed: by xz on every core, or by Python's module where it is missing."""
+    if shutil.which('xz') is None:
+        with lzma.open(path, 'wb', preset=6) as packed:
+            yield packed
+        return
+    with open(path, 'wb') as file, subprocess.Popen(['xz', '-6', '--threads=0', '--stdout'], stdin=subprocess.PIPE,
+                                                    stdout=file) as process:
+        yield process.stdin
+        process.stdin.close()
+        if process.wait() != 0:
+            sys.exit(f'bundle: xz ended with exit code {process.returncode}')
+
+
 def main():
     """Make the archive, and say how large it is."""
     if len(sys.argv) != 4:
@@ -107,7 +123,7 @@ def main():
         folder = pathlib.Path(temporary) / name
         fill(folder, build)
         partial = out.with_name(out.name + '.part')
-        with lzma.open(partial, 'wb', preset=6) as packed, tarfile.open(fileobj=packed, mode='w') as archive:
+        with compressed(partial) as packed, tarfile.open(fileobj=packed, mode='w|') as archive:
             archive.add(folder, name, filter=plain)
     size = partial.stat().st_size
     if size > LIMIT:
