@@ -75,6 +75,7 @@ class Solving {
     auto no_starts = team.no_starts();
     Search& search = team.leader();
     search.construct();
+    team.share();
     constexpr double kLargeTables = 1 << 20, kSmallTables = 1 << 12, kQuickWork = 1e8, kFewest = 200;
     // Of so few variables the order of elimination takes no time; of more than so many large tables take too
     // much.
@@ -147,19 +148,18 @@ class Solving {
       // among them that do not fit yet.
       constexpr int kStarts = 3;
       const Clock starting = part.within(0.1 * all);
-      team.share();
       std::vector<int> start, nearby;
-      double least = team.best_cost();
+      double least = std::numeric_limits<double>::infinity();
       for (int i = 0; i < kStarts && (phase == 1 || !team.found()) && !network.capacity.empty() &&
                       coarse.solve_nearby(random, starting, nearby);
            ++i) {
         team.offer(nearby);
         const double cost = cost_of(network, nearby);
-        if (!start.empty() && cost >= least) continue;
+        if (cost >= least) continue;
         least = cost;
         start = nearby;
       }
-      const bool elsewhere = !start.empty() && least < team.best_cost();
+      const bool elsewhere = least < team.best_cost();
       if (elsewhere || !team.found()) {
         search.start(start.empty() ? std::vector<int>(network.variables.size(), 0) : start);
         constexpr double kRepairShare = 0.1;

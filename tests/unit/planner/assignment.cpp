@@ -483,6 +483,18 @@ TEST_CASE("a solver that is limited by steps finds the same on slow machines") {
   }
 }
 
+TEST_CASE("a search that is asked to end at once keeps the choice that was decided variable by variable") {
+  for (const uint32_t seed : {1u, 2u, 3u}) {
+    const AssignmentProblem problem = chain(150, seed);
+    SolveOptions options;
+    options.stop = [] { return true; };
+    const AssignmentResult found = solve(problem, options);
+    REQUIRE(found.feasible);
+    CHECK(evaluate(problem, found.choice).feasible);
+    CHECK(evaluate(problem, found.choice).cost == found.cost);
+  }
+}
+
 TEST_CASE("a choice as near the optimum as was asked for ends the search") {
   const auto asked = [](double gap) {
     int64_t count = 0;
