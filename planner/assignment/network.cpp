@@ -206,9 +206,7 @@ double cost_of(const Network& network, const std::vector<int>& choice) {
   double cost = network.constant;
   for (size_t v = 0; v < network.variables.size(); ++v)
     cost += network.variables[v].cost[static_cast<size_t>(choice[v])];
-  for (const PairCost& pair : network.pairs)
-    cost += pair.cost[static_cast<size_t>(choice[static_cast<size_t>(pair.a)] * network.size(pair.b) +
-                                          choice[static_cast<size_t>(pair.b)])];
+  for (const PairCost& pair : network.pairs) cost += network.cost(pair, choice);
   return cost;
 }
 

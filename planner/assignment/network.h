@@ -45,6 +45,11 @@ struct Network {
   int size(int variable) const {
     return static_cast<int>(variables[static_cast<size_t>(variable)].cost.size());
   }
+  // What the pair costs with this choice of all variables.
+  double cost(const PairCost& pair, const std::vector<int>& choice) const {
+    return pair.cost[static_cast<size_t>(choice[static_cast<size_t>(pair.a)] * size(pair.b) +
+                                         choice[static_cast<size_t>(pair.b)])];
+  }
 };
 
 enum class Forbidden {

@@ -590,12 +590,8 @@ double Search::change_to(const std::vector<int>& part, const std::vector<int>& c
       // A pair within the part counts once.
       const auto u = static_cast<size_t>(neighbour(e, v));
       if (u < at && choice[u] != choice_[u]) continue;
-      const auto cost = [&](const std::vector<int>& of) {
-        return pair.cost[static_cast<size_t>(of[static_cast<size_t>(pair.a)] * network_.size(pair.b) +
-                                             of[static_cast<size_t>(pair.b)])];
-      };
-      before += cost(choice_);
-      after += cost(choice);
+      before += network_.cost(pair, choice_);
+      after += network_.cost(pair, choice);
     }
   }
   return is_blocked(after) ? kBlocked : after - before;

@@ -22,7 +22,7 @@ struct SolveOptions {
   int64_t steps = 0;  // above 0: instead of seconds, so that the result does not depend on speed (clock.h)
   double gap = 0;     // relative to the cost, below 1: a choice that is proven to be so near ends the search
   uint64_t seed = 1;
-  int threads = 1;             // that search; with `steps` there is one
+  int threads = 1;             // that search; with `steps` one does
   std::function<bool()> stop;  // asked often, by all of them; true ends the search
 };
 

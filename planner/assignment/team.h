@@ -1,6 +1,6 @@
 // Local searches of one network on several threads: that of the caller, the leader, and helpers. Each goes on
 // from its own state; at times they exchange what they have found, and each joins the parts of the best
-// choice that are better than its own (Search::cross). One that gains nothing any more begins anew elsewhere.
+// choice that are better than its own (Search::cross). One that gains nothing any more starts elsewhere.
 #pragma once
 
 #include <atomic>
