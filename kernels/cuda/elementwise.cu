@@ -10,14 +10,13 @@
 // - The chains that our models train with (residuals, activations and their gradients, SwiGLU and its
 //   gradient, casts of parameters; see `known`) are compiled as they stand, values in registers.
 // - All others are interpreted. A step costs its instructions, some 50 to fetch and choose it and to bring
-// its
-//   operands, together about 16 cycles, and beside them 8 for each operand that comes from shared memory (1
-//   KiB at 128 bytes a cycle). The result of a step stays in registers for the next one, and goes to shared
-//   memory only if a later step asks for it. Reading and writing take some 10 cycles for each operand and
-//   result. So chains of three cheap steps still run at the speed of memory, a chain of thirty-two at a
-//   seventh of it. Compiling at run time (NVRTC) would save that; but long chains are rare, the interpreter
-//   would still be needed where the library is missing, and what all GPUs run would be what no machine
-//   without one can test. A chain that matters is a line in `known`.
+//   its operands, together about 16 cycles, and beside them 8 for each operand that comes from shared
+//   memory (1 KiB at 128 bytes a cycle). The result of a step stays in registers for the next one, and goes
+//   to shared memory only if a later step asks for it. Reading and writing take some 10 cycles for each
+//   operand and result. So chains of three cheap steps still run at the speed of memory, a chain of
+//   thirty-two at a seventh of it. Compiling at run time (NVRTC) would save that; but long chains are rare,
+//   the interpreter would still be needed where the library is missing, and what all GPUs run would be what
+//   no machine without one can test. A chain that matters is a line in `known`.
 #include "core/ops/elementwise.h"
 #include "kernels/cuda/dtype.h"
 #include "kernels/cuda/fast.h"

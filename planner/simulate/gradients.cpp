@@ -1,13 +1,9 @@
 // The end of a step: gradients are exchanged layer by layer, beside the backward pass as far as they are
 // ready; then the update; then, where optimizer state is sharded, weights are gathered.
 //
-// Where all holders of a layer share it by PlanLayout::tensor, rank t of each exchanges its part with rank t
-// of the others. Where they share it otherwise, but alike, too, parts differ in size. Where they share it
-// differently, the executor exchanges pieces (planner/lower/rank_gradients.cpp, gradient_buckets.cpp): the
-// ranges between all holders' cuts, each among the ranks that have it, and what is not divided among all
-// ranks of all holders. A rank still exchanges its gradient once, 2 (k - 1) / k of its bytes, but pays a
-// latency for each piece, and packs: its bytes are read and written before, and once more after. Sharded
-// optimizer state is then kept whole.
+// Who exchanges what is in exchange.h. Where holders share a layer differently a rank packs what it
+// exchanges: its bytes are read and written before, and once more after. Sharded optimizer state is then kept
+// whole.
 //
 // A parameter that several layers share is summed by all stages that have one of them, when the last of their
 // backwards is over, where these are not the same stage of each pipeline; else with the first of its layers.
@@ -15,35 +11,13 @@
 // Exchanges of different layers that pass one network interface at the same time share it (sharing.h). A
 // device group has one exchange of layers at a time, and beside it one of a shared parameter.
 #include <algorithm>
-#include <map>
 
-#include "planner/simulate/ring.h"
+#include "planner/simulate/exchange.h"
 #include "planner/simulate/sharing.h"
 #include "planner/simulate/state.h"
 
 namespace het::planner {
 namespace {
-
-// What an exchange takes: before its bytes pass interfaces (latencies, packing, and all that stays inside
-// hosts), and while they do, when nothing else does.
-struct ExchangeSeconds {
-  double fixed = 0, wire = 0;
-  bool crosses = false;  // it passes interfaces
-};
-
-// What the holders of a layer exchange where one of them has a TensorGroup.
-struct Parts {
-  struct Part {
-    double divided = 0, whole = 0;  // of the layer's divided and of its other parameters: a share
-    std::vector<size_t> ranks;      // of `places`
-    RingGroup group;
-  };
-  std::vector<DevicePlace> places;     // all ranks of all holders, by pipeline
-  std::vector<Interfaces> interfaces;  // of each
-  std::vector<Part> parts;
-  std::vector<double> divided, whole;  // of each rank: what it has
-  bool alike = true;
-};
 
 class FinishStep {
  public:
@@ -65,45 +39,31 @@ class FinishStep {
   }
 
  private:
-  struct Holder {
-    size_t pipeline, stage;
-  };
   // Layers with the same holders, a stage of each pipeline; or a shared parameter, whose holders are others.
   struct Segment {
-    std::vector<Holder> holders;
+    std::vector<LayerHolder> holders;
     std::vector<int> at;          // state_.at() of each
     std::vector<int> streams;     // of each: SimulatorState::stream_free
     RingGroup group;              // who exchanges them
     int parts = -1;               // of parts_ instead, where a holder has a TensorGroup
     std::vector<int> interfaces;  // of all holders, each once
   };
-  // What is exchanged at once, on one device; and of it what tensor parallelism does not divide.
-  struct Elements {
-    double all = 0, whole = 0;
-  };
   // A shared parameter that has a segment.
   struct Apart {
     size_t shared, segment;
   };
-  // One rank of a communicator, and how many devices of its stage are in others like it.
-  struct Member {
-    DevicePlace place;
-    Interfaces interfaces;
-    int devices = 1;
-  };
-
   bool same_holders(size_t a, size_t b) const {
     const auto at_a = holder_.begin() + static_cast<std::ptrdiff_t>(a * replicas_);
     return std::equal(at_a, at_a + static_cast<std::ptrdiff_t>(replicas_),
                       holder_.begin() + static_cast<std::ptrdiff_t>(b * replicas_));
   }
-  const StageLayout& stage_of(const Holder& holder) const {
+  const StageLayout& stage_of(const LayerHolder& holder) const {
     return pipelines_[holder.pipeline].stages[holder.stage];
   }
   // What layers [first, end) exchange.
-  Elements elements_of(size_t first, size_t end) const {
-    Elements elements{costs_.parameters[end] - costs_.parameters[first],
-                      costs_.whole_parameters[end] - costs_.whole_parameters[first]};
+  ExchangeElements elements_of(size_t first, size_t end) const {
+    ExchangeElements elements{costs_.parameters[end] - costs_.parameters[first],
+                              costs_.whole_parameters[end] - costs_.whole_parameters[first]};
     for (const size_t i : with_first_layer_) {
       const SharedParameter& shared = costs_.shared[i];
       const auto layer = static_cast<size_t>(shared.layers[0]);
@@ -119,27 +79,20 @@ class FinishStep {
   void find_shares();
   void find_shared_parameters();
   double update_seconds(const StageLayout& stage) const;
-  Segment segment_of(std::vector<Holder> holders);
-  Link mesh_of(const std::vector<Member>& members);
-  RingGroup group_of(const std::vector<Member>& members);
-  Parts parts_of(const Segment& segment);
-  void cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts);
-  ExchangeSeconds group_seconds(const RingGroup& group, CollectiveKind collective, int communicators,
-                                double bytes) const;
-  ExchangeSeconds seconds_of(const Parts& parts, CollectiveKind collective, const Elements& elements,
-                             double parameter_bytes) const;
+  Segment segment_of(std::vector<LayerHolder> holders);
   double unevenness(const Segment& segment, CollectiveKind collective) const;
   void count_exposed(const Segment& segment, double ready, double end, SimEvent::Kind kind);
   void exchange_all();
   bool shares_interfaces();
   void finish(const SharedFlow& flow, size_t index);
-  void exchange(size_t segment, int layer, const Elements& elements, CollectiveKind collective,
+  void exchange(size_t segment, int layer, const ExchangeElements& elements, CollectiveKind collective,
                 double parameter_bytes, double earliest, SimEvent::Kind kind);
   void exchange_layers(size_t first, size_t end, CollectiveKind collective, double parameter_bytes,
                        double earliest, SimEvent::Kind kind);
   void exchange_shared(const Apart& apart, CollectiveKind collective, double parameter_bytes, double earliest,
                        SimEvent::Kind kind);
-  double pack(const Parts& parts, const Segment& segment, double bytes_of_divided, double bytes_of_whole);
+  double pack(const ExchangeParts& parts, const Segment& segment, double bytes_of_divided,
+              double bytes_of_whole);
   double compute_end_of(const Segment& segment) const;
   void exchange_gradients();
   double all_norms(double reduced);
@@ -152,6 +105,7 @@ class FinishStep {
   size_t replicas_;
   double compute_end_;
   Simulation& result_;
+  Exchanges exchanges_{state_};
   // [layer * replicas + pipeline] stage of each pipeline that holds a layer; of state_, to be used again
   std::vector<int>& holder_;
   std::vector<double> ready_;    // of each layer
@@ -159,8 +113,8 @@ class FinishStep {
   std::vector<Segment> segments_;
   std::vector<Apart> apart_;
   std::vector<size_t> with_first_layer_;  // shared parameters that have no segment
-  std::vector<Parts> parts_;
-  std::vector<Member> members_;
+  std::vector<ExchangeParts> parts_;
+  std::vector<ExchangeMember> members_;
   // Exchanges of one kind that are to be made, their segments and first layers; and the order in which they
   // ended.
   struct Exchanged {
@@ -171,7 +125,6 @@ class FinishStep {
   std::vector<Exchanged> exchanged_;
   std::vector<size_t> order_ended_;
   SimEvent::Kind kind_ = SimEvent::Kind::reduce;
-  std::vector<int> at_node_;
   double known_ = 0;             // when all ranks know the norms; mesh alone
   std::vector<double> updated_;  // when each device group has updated, as SimulatorState::counted_until
 };
@@ -215,7 +168,7 @@ void FinishStep::find_shares() {
     for (end = first + 1; end < layers && same_holders(first, end);) ++end;
     std::fill(segment_.begin() + static_cast<std::ptrdiff_t>(first),
               segment_.begin() + static_cast<std::ptrdiff_t>(end), segments_.size());
-    std::vector<Holder> holders;
+    std::vector<LayerHolder> holders;
     double shares = 0;
     for (size_t p = 0; p < replicas_; ++p) {
       holders.push_back({p, static_cast<size_t>(holder_[first * replicas_ + p])});
@@ -238,18 +191,18 @@ void FinishStep::find_shared_parameters() {
   state_.shared_shares.assign(costs_.shared.size(), 0);
   for (size_t i = 0; i < costs_.shared.size(); ++i) {
     const SharedParameter& shared = costs_.shared[i];
-    std::vector<Holder> holders;
+    std::vector<LayerHolder> holders;
     for (size_t p = 0; p < replicas_; ++p) {
       const size_t before = holders.size(), workers = state_.class_at(p).workers.size();
       for (const int layer : shared.layers) {
         const auto stage = static_cast<size_t>(holder_[static_cast<size_t>(layer) * replicas_ + p]);
         const bool known =
             std::any_of(holders.begin() + static_cast<std::ptrdiff_t>(before), holders.end(),
-                        [&](const Holder& one) { return one.stage % workers == stage % workers; });
+                        [&](const LayerHolder& one) { return one.stage % workers == stage % workers; });
         if (!known) holders.push_back({p, stage});
       }
     }
-    for (const Holder& holder : holders) state_.shared_shares[i] += stage_of(holder).share;
+    for (const LayerHolder& holder : holders) state_.shared_shares[i] += stage_of(holder).share;
     if (holders.size() == replicas_ || !shared.trained) {
       with_first_layer_.push_back(i);
       continue;
@@ -287,11 +240,11 @@ double FinishStep::update_seconds(const StageLayout& stage) const {
   return seconds;
 }
 
-FinishStep::Segment FinishStep::segment_of(std::vector<Holder> holders) {
+FinishStep::Segment FinishStep::segment_of(std::vector<LayerHolder> holders) {
   Segment segment;
   segment.holders = std::move(holders);
   members_.clear();
-  for (const Holder& holder : segment.holders) {
+  for (const LayerHolder& holder : segment.holders) {
     const StageLayout& stage = stage_of(holder);
     const size_t at = state_.at(holder.pipeline, holder.stage);
     segment.at.push_back(static_cast<int>(at));
@@ -305,194 +258,10 @@ FinishStep::Segment FinishStep::segment_of(std::vector<Holder> holders) {
   segment.interfaces.erase(std::unique(segment.interfaces.begin(), segment.interfaces.end()),
                            segment.interfaces.end());
   if (segment.parts >= 0)
-    parts_.push_back(parts_of(segment));
+    parts_.push_back(exchanges_.parts_of(segment.holders));
   else
-    segment.group = group_of(members_);
+    segment.group = exchanges_.group_of(members_);
   return segment;
-}
-
-// Each member sends to all others; those elsewhere through its interfaces, which others may share.
-Link FinishStep::mesh_of(const std::vector<Member>& members) {
-  at_node_.assign(costs_.nodes.size(), 0);
-  for (const Member& member : members) {
-    ++at_node_[static_cast<size_t>(member.place.node)];
-    for (int i = 0; i < member.interfaces.count; ++i)
-      state_.interface_load[static_cast<size_t>(member.interfaces.first + i)] = 0;
-  }
-  double latency = 0, longest = 0;  // of a member or an interface: seconds for a byte to each other
-  for (const Member& member : members) {
-    const auto node = static_cast<size_t>(member.place.node);
-    const int here = state_.host_count[static_cast<size_t>(state_.host(member.place))];
-    double inside = 0, outside = 0;
-    const auto add = [&](double& seconds, int others, const Link& link) {
-      if (others == 0) return;
-      seconds += others / link.bytes_per_second;
-      latency = std::max(latency, link.latency_seconds);
-    };
-    add(inside, here - 1, costs_.nodes[node].inside);
-    for (size_t other = 0; other < at_node_.size(); ++other)
-      add(outside, at_node_[other] - (other == node ? here : 0),
-          costs_.link(member.place.node, static_cast<int>(other)));
-    outside *= static_cast<double>(member.devices) / member.interfaces.count;
-    longest = std::max(longest, inside + outside);
-    for (int i = 0; i < member.interfaces.count; ++i)
-      longest = std::max(longest,
-                         state_.interface_load[static_cast<size_t>(member.interfaces.first + i)] += outside);
-  }
-  return Link{latency, longest > 0 ? static_cast<double>(members.size() - 1) / longest : 0};
-}
-
-RingGroup FinishStep::group_of(const std::vector<Member>& members) {
-  RingGroup group;
-  group.members = static_cast<int>(members.size());
-  ++state_.stamp;
-  uint64_t nodes = 0, twice = 0;  // nodes that take part, with two hosts or more
-  for (const Member& member : members) {
-    const auto host = static_cast<size_t>(state_.host(member.place));
-    if (state_.host_stamp[host] != state_.stamp) {
-      state_.host_stamp[host] = state_.stamp;
-      state_.host_count[host] = state_.host_lanes[host] = 0;
-      ++group.hosts;
-      const uint64_t bit = uint64_t{1} << (member.place.node % 64);
-      twice |= nodes & bit;
-      nodes |= bit;
-    }
-    group.most_in_host = std::max(group.most_in_host, ++state_.host_count[host]);
-    for (int i = 0; i < member.interfaces.count; ++i) {
-      int& stamp = state_.interface_stamp[static_cast<size_t>(member.interfaces.first + i)];
-      if (stamp != state_.stamp) ++state_.host_lanes[host];
-      stamp = state_.stamp;
-    }
-    const Link& inside = costs_.nodes[static_cast<size_t>(member.place.node)].inside;
-    if (group.inside.bytes_per_second == 0 || inside.bytes_per_second < group.inside.bytes_per_second)
-      group.inside = inside;
-  }
-  group.lanes = state_.host_lanes[static_cast<size_t>(state_.host(members[0].place))];
-  for (const Member& member : members)
-    group.lanes = std::min(group.lanes, state_.host_lanes[static_cast<size_t>(state_.host(member.place))]);
-  const int count = static_cast<int>(costs_.nodes.size());
-  for (int a = 0; a < count; ++a)
-    for (int b = a; b < count; ++b) {
-      if (!(nodes >> (a % 64) & 1) || !(nodes >> (b % 64) & 1) || (a == b && !(twice >> (a % 64) & 1)))
-        continue;
-      const Link& link = costs_.link(a, b);
-      if (link.bytes_per_second == 0) continue;
-      if (group.slowest.bytes_per_second == 0 || link.bytes_per_second < group.slowest.bytes_per_second)
-        group.slowest.bytes_per_second = link.bytes_per_second;
-      group.slowest.latency_seconds = std::max(group.slowest.latency_seconds, link.latency_seconds);
-    }
-  if (costs_.mesh) group.mesh = mesh_of(members);
-  return group;
-}
-
-// Of what a holder with a TensorGroup has.
-Parts FinishStep::parts_of(const Segment& segment) {
-  Parts parts;
-  std::vector<std::vector<double>> cuts;  // of each holder's ranks: 0, ..., 1
-  std::vector<Shares> shares;
-  for (const Holder& holder : segment.holders) {
-    const StageLayout& stage = stage_of(holder);
-    const std::vector<DevicePlace> places = places_of(*state_.layout, stage);
-    parts.places.insert(parts.places.end(), places.begin(), places.end());
-    const size_t at = state_.at(holder.pipeline, holder.stage);
-    const auto own = state_.place_interfaces.find(at);
-    for (size_t r = 0; r < places.size(); ++r)
-      parts.interfaces.push_back(own == state_.place_interfaces.end() ? state_.stage_interfaces[at]
-                                                                      : own->second[r]);
-    shares.push_back(shares_of(*state_.layout, stage));
-    double all = 0, before = 0;
-    for (const int64_t share : shares.back()) all += static_cast<double>(share);
-    cuts.push_back({0});
-    for (const int64_t share : shares.back()) {
-      cuts.back().push_back((before += static_cast<double>(share)) / all);
-      parts.divided.push_back(cuts.back().back() - cuts.back()[cuts.back().size() - 2]);
-      parts.whole.push_back(1);
-    }
-  }
-  parts.alike = std::all_of(shares.begin(), shares.end(), [&](const Shares& s) { return s == shares[0]; });
-  if (!parts.alike) {
-    cut_unlike(parts, cuts);
-  } else {
-    const size_t degree = shares[0].size();
-    for (size_t t = 0; t < degree; ++t) {
-      Parts::Part part{parts.divided[t], 1, {}, {}};
-      for (size_t h = 0; h < segment.holders.size(); ++h) part.ranks.push_back(h * degree + t);
-      parts.parts.push_back(std::move(part));
-    }
-  }
-  for (Parts::Part& part : parts.parts) {
-    members_.clear();
-    for (const size_t rank : part.ranks) members_.push_back({parts.places[rank], parts.interfaces[rank], 1});
-    part.group = group_of(members_);
-  }
-  return parts;
-}
-
-// The ranges between all holders' cuts; and what is not divided, which all ranks sum.
-void FinishStep::cut_unlike(Parts& parts, const std::vector<std::vector<double>>& cuts) {
-  constexpr double kSame = 1e-9;  // of two cuts
-  std::vector<double> all;
-  for (const auto& of : cuts) all.insert(all.end(), of.begin(), of.end());
-  std::sort(all.begin(), all.end());
-  for (size_t i = 0; i + 1 < all.size(); ++i) {
-    if (all[i + 1] - all[i] < kSame) continue;
-    Parts::Part part{all[i + 1] - all[i], 0, {}, {}};
-    const double middle = (all[i] + all[i + 1]) / 2;
-    size_t base = 0;
-    for (const auto& of : cuts) {
-      const auto after = std::upper_bound(of.begin(), of.end(), middle);
-      part.ranks.push_back(base + static_cast<size_t>(after - of.begin()) - 1);
-      base += of.size() - 1;
-    }
-    parts.parts.push_back(std::move(part));
-  }
-  Parts::Part whole{0, 1, {}, {}};
-  for (size_t rank = 0; rank < parts.places.size(); ++rank) whole.ranks.push_back(rank);
-  parts.parts.push_back(std::move(whole));
-}
-
-ExchangeSeconds FinishStep::group_seconds(const RingGroup& group, CollectiveKind collective,
-                                          int communicators, double bytes) const {
-  ExchangeSeconds result;
-  result.crosses = group.hosts > 1;
-  if (!costs_.mesh) {
-    const RingSeconds seconds = ring_seconds(collective, group, communicators, bytes);
-    result.fixed = seconds.fixed;
-    result.wire = seconds.wire;
-    return result;
-  }
-  const auto seconds = [&](double of) {
-    return collective_seconds(collective, true, group.mesh, group.members, of);
-  };
-  const double all = seconds(bytes);
-  result.fixed = result.crosses ? std::min(seconds(0), all) : all;
-  result.wire = all - result.fixed;
-  return result;
-}
-
-// All parts: a rank takes part in one after the other; at an interface their bytes follow each other, too.
-ExchangeSeconds FinishStep::seconds_of(const Parts& parts, CollectiveKind collective,
-                                       const Elements& elements, double parameter_bytes) const {
-  const double divided = (elements.all - elements.whole) * costs_.tensor;
-  std::vector<double> fixed(parts.places.size(), 0);
-  std::map<int, double> at_interface;  // seconds of bytes
-  ExchangeSeconds result;
-  for (const Parts::Part& part : parts.parts) {
-    const double bytes = (part.divided * divided + part.whole * elements.whole) * parameter_bytes;
-    if (bytes <= 0) continue;
-    const ExchangeSeconds own = group_seconds(part.group, collective, 1, bytes);
-    std::map<int, double> of_part;  // the same of one host's interfaces, which share it
-    for (const size_t rank : part.ranks) {
-      result.fixed = std::max(result.fixed, fixed[rank] += own.fixed);
-      if (!own.crosses) continue;
-      result.crosses = true;
-      for (int i = 0; i < parts.interfaces[rank].count; ++i)
-        of_part[parts.interfaces[rank].first + i] = own.wire;
-    }
-    for (const auto& [interface, wire] : of_part) at_interface[interface] += wire;
-  }
-  for (const auto& [interface, wire] : at_interface) result.wire = std::max(result.wire, wire);
-  return result;
 }
 
 // How many times as long as with equal blocks a collective takes whose blocks are the optimizer shares of the
@@ -503,8 +272,8 @@ double FinishStep::unevenness(const Segment& segment, CollectiveKind collective)
   if (collective == CollectiveKind::all_reduce || segment.holders.size() < 2) return 1;
   const auto n = static_cast<double>(segment.holders.size());
   double all = 0, most = 0;
-  for (const Holder& holder : segment.holders) all += stage_of(holder).share;
-  for (const Holder& holder : segment.holders) {
+  for (const LayerHolder& holder : segment.holders) all += stage_of(holder).share;
+  for (const LayerHolder& holder : segment.holders) {
     const double part = stage_of(holder).share / all;
     most = std::max({most, 1 - part, costs_.mesh ? (n - 1) * part : 0});
   }
@@ -585,11 +354,11 @@ void FinishStep::finish(const SharedFlow& flow, size_t index) {
 
 // Packing and unpacking of what is exchanged in pieces; returns the longest of the holders. Each byte is read
 // and written before, and once more after.
-double FinishStep::pack(const Parts& parts, const Segment& segment, double divided_bytes,
+double FinishStep::pack(const ExchangeParts& parts, const Segment& segment, double divided_bytes,
                         double whole_bytes) {
   double longest = 0;
   size_t rank = 0;
-  for (const Holder& holder : segment.holders) {
+  for (const LayerHolder& holder : segment.holders) {
     const StageLayout& stage = stage_of(holder);
     double most = 0;
     for (const size_t end = rank + shares_of(*state_.layout, stage).size(); rank < end; ++rank) {
@@ -597,7 +366,7 @@ double FinishStep::pack(const Parts& parts, const Segment& segment, double divid
       const double bytes = parts.divided[rank] * divided_bytes + parts.whole[rank] * whole_bytes;
       most = std::max(most, 4 * bytes / node.memory_bytes_per_second);
       int pieces = 0;
-      for (const Parts::Part& part : parts.parts)
+      for (const ExchangeParts::Part& part : parts.parts)
         pieces += (part.divided * divided_bytes + part.whole * whole_bytes > 0) &&
                   std::find(part.ranks.begin(), part.ranks.end(), rank) != part.ranks.end();
       result_.pieces = std::max(result_.pieces, pieces);
@@ -612,18 +381,19 @@ double FinishStep::pack(const Parts& parts, const Segment& segment, double divid
 
 // Of `layer` and perhaps of layers after it, or of a parameter that it shares with others; begins at
 // `earliest` or later.
-void FinishStep::exchange(size_t number, int layer, const Elements& elements, CollectiveKind collective,
-                          double parameter_bytes, double earliest, SimEvent::Kind kind) {
+void FinishStep::exchange(size_t number, int layer, const ExchangeElements& elements,
+                          CollectiveKind collective, double parameter_bytes, double earliest,
+                          SimEvent::Kind kind) {
   static const std::vector<int> kNone;
   const Segment& segment = segments_[number];
   const double as_even = parameter_bytes * unevenness(segment, collective);
   ExchangeSeconds seconds;
   if (segment.parts < 0) {
     // Each device of a stage is in a communicator of its rank; these share the stage's interfaces.
-    seconds = group_seconds(segment.group, collective, costs_.tensor, elements.all * as_even);
+    seconds = exchanges_.group_seconds(segment.group, collective, costs_.tensor, elements.all * as_even);
   } else {
-    const Parts& parts = parts_[static_cast<size_t>(segment.parts)];
-    seconds = seconds_of(parts, collective, elements, as_even);
+    const ExchangeParts& parts = parts_[static_cast<size_t>(segment.parts)];
+    seconds = exchanges_.seconds_of(parts, collective, elements, as_even);
     if (!parts.alike)
       seconds.fixed += pack(parts, segment, (elements.all - elements.whole) * costs_.tensor * parameter_bytes,
                             elements.whole * parameter_bytes);
@@ -713,7 +483,7 @@ double FinishStep::all_norms(double reduced) {
       for (const DevicePlace& place : places_of(*state_.layout, pipeline.stages[e]))
         members_.push_back({place, {}, 1});
     }
-  return reduced + collective_seconds(CollectiveKind::all_gather, true, group_of(members_).mesh,
+  return reduced + collective_seconds(CollectiveKind::all_gather, true, exchanges_.group_of(members_).mesh,
                                       static_cast<int>(members_.size()), 0);
 }
 

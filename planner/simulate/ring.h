@@ -8,15 +8,13 @@
 // - Channels are copies of the ring over different interfaces: those nearest to the communicator's devices on
 //   each host. The host with the fewest sets the number. Channels over one interface share it; two of them,
 //   which NCCL makes at least, carry no more than one.
-// - A tree, of an all-reduce, is a chain inside hosts and a double binary tree between them: with three hosts
-// or
-//   more each interface carries the bytes twice, with two hosts once, and latencies grow with the logarithm.
+// - A tree, of an all-reduce, is a chain inside hosts and a double binary tree between them: with three
+//   hosts or more each interface carries the bytes twice, with two hosts once, and latencies grow with the
+//   logarithm.
 // - Which of them NCCL takes: the one that it expects to take less. It expects a tree to carry the bytes
-// twice at
-//   0.92 of a ring's bandwidth, also between two hosts, so large messages go by the ring.
+//   twice at 0.92 of a ring's bandwidth, also between two hosts, so large messages go by the ring.
 // - Tensor-parallel ranks are in as many communicators, one for each rank; these share the interfaces that
-// are
-//   nearest to the devices of the stage.
+//   are nearest to the devices of the stage.
 // Left out: the protocols for small messages (LL, LL128). NCCL takes them where they save some of the 14 us
 // of a hop by Simple (2.7 us by LL, at a quarter of the bandwidth; tuning.cc), and stated latencies are of a
 // message.
