@@ -170,19 +170,20 @@ local function write_inputs(executor, training, settings)
   if training.positions then executor:write("positions", native.arange(settings.context, "i32")) end
 end
 
--- Seconds of each timed step; nil after Ctrl-C.
+-- Seconds of each timed step; nil after Ctrl-C. Says a step a second at most.
 local function time_steps(executor, settings)
-  local seconds = {}
-  for step = 1, settings.warmup + settings.steps do
+  local seconds, said = {}, nil
+  local last = settings.warmup + settings.steps
+  for step = 1, last do
     executor:write("step", step)
     local start = native.clock()
     if not executor:run() then return nil end
     local taken = native.clock() - start
     if step > settings.warmup then seconds[#seconds + 1] = taken end
-    if not native.settings.quiet then
-      native.write("stderr", ("step %d/%d  %.3f s  %s tokens/s  loss %.4f\n"):format(step,
-        settings.warmup + settings.steps, taken, text.count(settings.batch * settings.context / taken),
-        executor:number("loss")))
+    if not native.settings.quiet and (not said or start - said >= 1 or step == last) then
+      said = start
+      native.write("stderr", ("step %d/%d  %.3f s  %s tokens/s  loss %.4f\n"):format(step, last, taken,
+        text.count(settings.batch * settings.context / taken), executor:number("loss")))
     end
   end
   return seconds
