@@ -39,7 +39,7 @@ HET_INLINE void drop_block(const T* x, T* y, const Words& words, float p, float 
   }
 }
 
-// `count` elements of a sample from `element` on; at most kBlock.
+// `count` elements of a sample from `element` on.
 template <typename T>
 HET_INLINE void drop_run(const T* x, T* y, PhiloxKey key, int64_t element, uint32_t sample, uint32_t step,
                          float p, float scale, int64_t count) {
@@ -77,10 +77,11 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
       T* y = a.out<T>(0);
       const int64_t* counter = a.in<int64_t>(1);  // step, index of the first sample
       parallel_for(samples * blocks, row_grain(kHeavyGrain, kBlock), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t sample = i / blocks, element = i % blocks * kBlock;
-          int64_t at = sample * each + element;
-          const int64_t last = at + (each - element < kBlock ? each - element : kBlock);
+        for (int64_t i = begin; i < end;) {  // what there is of one sample at once
+          const int64_t sample = i / blocks, first = i % blocks;
+          const int64_t stop = end - i < blocks - first ? first + end - i : blocks;
+          int64_t at = sample * each + first * kBlock;
+          const int64_t last = sample * each + (stop * kBlock < each ? stop * kBlock : each);
           while (at < last) {
             const auto run = place.at(at, elements);
             const int64_t count = run.left < last - at ? run.left : last - at;
@@ -89,6 +90,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request) {
                      static_cast<uint32_t>(counter[0]), p, scale, count);
             at += count;
           }
+          i += stop - first;
         }
       });
     });

@@ -39,18 +39,18 @@ struct Words {
 HET_INLINE Words draw(PhiloxKey key, int64_t first, uint32_t third, uint32_t fourth) {
   LongVector lane;
   for (int i = 0; i < kCounters; ++i) lane[i] = i;
-  // The upper halves of c0 and c2 hold what is left of products: multiply_low ignores them.
+  // The upper halves hold what is left of products: multiply_low ignores them.
   const LongVector index = lane + static_cast<uint64_t>(first);
-  LongVector c0 = index & 0xffffffffu, c1 = index >> 32;
+  LongVector c0 = index, c1 = index >> 32;
   LongVector c2 = LongVector{} + third, c3 = LongVector{} + fourth;
   uint32_t low = key.low, high = key.high;
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
     const LongVector a = multiply_low(c0, 0xD2511F53u), b = multiply_low(c2, 0xCD9E8D57u);
     c0 = (b >> 32) ^ c1 ^ static_cast<uint64_t>(low);
-    c1 = b & 0xffffffffu;
+    c1 = b;
     c2 = (a >> 32) ^ c3 ^ static_cast<uint64_t>(high);
-    c3 = a & 0xffffffffu;
+    c3 = a;
     low += 0x9E3779B9u;
     high += 0xBB67AE85u;
   }

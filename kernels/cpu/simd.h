@@ -68,12 +68,7 @@ HET_INLINE Vector widen_f16(HalfVector h) {
   return reinterpret_cast<Vector>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(h)));
 #else
   Vector v;
-  for (int i = 0; i < kLanes; ++i) {
-    const uint16_t bits = h[i];
-    _Float16 half;
-    std::memcpy(&half, &bits, 2);
-    v[i] = static_cast<float>(half);
-  }
+  for (int i = 0; i < kLanes; ++i) v[i] = static_cast<float>(std::bit_cast<f16>(static_cast<uint16_t>(h[i])));
   return v;
 #endif
 }
@@ -87,12 +82,7 @@ HET_INLINE HalfVector narrow_f16(Vector v) {
       _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
   HalfVector h;
-  for (int i = 0; i < kLanes; ++i) {
-    const _Float16 half = static_cast<_Float16>(v[i]);
-    uint16_t bits;
-    std::memcpy(&bits, &half, 2);
-    h[i] = bits;
-  }
+  for (int i = 0; i < kLanes; ++i) h[i] = f16(v[i]).bits;
   return h;
 #endif
 }

@@ -1,6 +1,9 @@
 // What cuBLASLt does on a GPU, in plain loops, queued on the stream as a kernel of one thread.
 #include "kernels/cuda/gemm.h"
 
+#include <numeric>
+#include <vector>
+
 #include "kernels/cuda/vector.h"
 #include "kernels/reference/gelu.h"
 
@@ -25,14 +28,27 @@ void set(void* p, DType dtype, int64_t i, float value) {
   }
 }
 
+// `rows` x `terms` elements of an operand, each row's terms side by side.
+std::vector<double> widened(const void* from, DType dtype, int64_t rows, int64_t terms, int64_t row_step,
+                            int64_t term_step, int64_t first) {
+  std::vector<double> all;
+  all.reserve(static_cast<size_t>(rows * terms));
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t term = 0; term < terms; ++term)
+      all.push_back(at(from, dtype, first + row * row_step + term * term_step));
+  return all;
+}
+
 void multiply(Product p, const void* a, const void* b, void* c, const void* bias, void* beside) {
-  for (int64_t batch = 0; batch < p.batch; ++batch)
+  for (int64_t batch = 0; batch < p.batch; ++batch) {
+    const std::vector<double> rows = widened(a, p.a, p.m, p.k, p.transposed_a ? 1 : p.lead_a,
+                                             p.transposed_a ? p.lead_a : 1, batch * p.step_a);
+    const std::vector<double> columns = widened(b, p.b, p.n, p.k, p.transposed_b ? p.lead_b : 1,
+                                                p.transposed_b ? 1 : p.lead_b, batch * p.step_b);
     for (int64_t i = 0; i < p.m; ++i)
       for (int64_t j = 0; j < p.n; ++j) {
-        double sum = 0;
-        for (int64_t l = 0; l < p.k; ++l)
-          sum += at(a, p.a, batch * p.step_a + (p.transposed_a ? l * p.lead_a + i : i * p.lead_a + l)) *
-                 at(b, p.b, batch * p.step_b + (p.transposed_b ? j * p.lead_b + l : l * p.lead_b + j));
+        const double* row = rows.data() + i * p.k;
+        const double sum = std::inner_product(row, row + p.k, columns.data() + j * p.k, 0.0);
         const int64_t to = batch * p.step_c + i * p.lead_c + j;
         double value = p.alpha * sum;
         if (p.beta != 0) value += p.beta * at(c, p.c, to);
@@ -44,6 +60,7 @@ void multiply(Product p, const void* a, const void* b, void* c, const void* bias
           value = reference::gelu(value);
         set(c, p.c, to, static_cast<float>(value));
       }
+  }
 }
 
 class PlainGemm final : public Gemm {

@@ -118,18 +118,19 @@ void multiply_tiles(float* d, uint64_t a, uint64_t b, bool accumulate, float (*w
   const int lane = lane_id(), first = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
   multiplied += lane == 0;
   asynchronous_products().add([=] {
-    for (int i = 0; i < 2; ++i) {
-      float row[16];
-      for (int k = 0; k < 16; ++k) row[k] = widen(rows.by_rows(first + 8 * i, k));
-      for (int n = 0; n < 16; ++n)
-        for (int e = 0; e < 2; ++e) {
+    float row[2][16], column[16];
+    for (int i = 0; i < 2; ++i)
+      for (int k = 0; k < 16; ++k) row[i][k] = widen(rows.by_rows(first + 8 * i, k));
+    for (int n = 0; n < 16; ++n)
+      for (int e = 0; e < 2; ++e) {
+        for (int k = 0; k < 16; ++k) column[k] = widen(columns.by_rows(n * 8 + lane % 4 * 2 + e, k));
+        for (int i = 0; i < 2; ++i) {
           float& to = d[n * 4 + 2 * i + e];
           double sum = accumulate ? to : 0;
-          for (int k = 0; k < 16; ++k)
-            sum += static_cast<double>(row[k]) * widen(columns.by_rows(n * 8 + lane % 4 * 2 + e, k));
+          for (int k = 0; k < 16; ++k) sum += static_cast<double>(row[i][k]) * column[k];
           to = static_cast<float>(sum);
         }
-    }
+      }
   });
 }
 
@@ -148,14 +149,16 @@ void multiply_rows(float* d, int tiles, const uint32_t (&a)[4], uint64_t b, floa
       rows[i][k] = widen(static_cast<unsigned short>(pair >> k % 2 * 16));
     }
   asynchronous_products().add([=] {
-    for (int i = 0; i < 2; ++i)
-      for (int n = 0; n < tiles; ++n)
-        for (int e = 0; e < 2; ++e) {
+    float column[16];
+    for (int n = 0; n < tiles; ++n)
+      for (int e = 0; e < 2; ++e) {
+        for (int k = 0; k < 16; ++k) column[k] = widen(columns.by_columns(k, n * 8 + lane % 4 * 2 + e));
+        for (int i = 0; i < 2; ++i) {
           double sum = d[n * 4 + 2 * i + e];
-          for (int k = 0; k < 16; ++k)
-            sum += static_cast<double>(rows[i][k]) * widen(columns.by_columns(k, n * 8 + lane % 4 * 2 + e));
+          for (int k = 0; k < 16; ++k) sum += static_cast<double>(rows[i][k]) * column[k];
           d[n * 4 + 2 * i + e] = static_cast<float>(sum);
         }
+      }
   });
 }
 

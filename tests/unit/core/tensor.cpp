@@ -34,6 +34,34 @@ TEST_CASE("bf16 rounds to nearest even and keeps NaN and infinity") {
   CHECK(std::isinf(static_cast<float>(bf16(3.4e38F))));
 }
 
+TEST_CASE("f16 rounds to nearest even, and every value of it converts as the compiler's does") {
+  const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+  CHECK(f16(65519).bits == 0x7bff);  // the largest
+  CHECK(f16(65520).bits == 0x7c00);  // infinity
+  CHECK(f16(-1e-8F).bits == 0x8000);
+  CHECK(f16(0x1p-25F).bits == 0);          // a tie goes to even
+  CHECK(f16(0x1.8p-24F).bits == 2);        // the same
+  CHECK(f16(0x1.ffep-15F).bits == 0x400);  // rounded up to a normal number
+  CHECK(std::isnan(static_cast<float>(f16(NAN))));
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const auto half = std::bit_cast<f16>(static_cast<uint16_t>(bits));
+    const auto value = static_cast<float>(half);
+#ifdef __FLT16_MAX__
+    if (!same(value, static_cast<float>(std::bit_cast<_Float16>(half)))) FAIL(bits);
+#endif
+    if (std::isnan(value)) continue;
+    if (f16(value).bits != bits) FAIL(bits);
+    // Between it and the next: below, at and above the middle.
+    const auto next = static_cast<float>(std::bit_cast<f16>(static_cast<uint16_t>(bits + 1)));
+    if (!std::isfinite(value) || !std::isfinite(next)) continue;
+    const float middle = (value + next) / 2;
+    const auto even = static_cast<uint16_t>(bits + bits % 2);
+    if (f16(middle).bits != even || f16(std::nextafter(middle, value)).bits != bits ||
+        f16(std::nextafter(middle, next)).bits != bits + 1)
+      FAIL(bits);
+  }
+}
+
 TEST_CASE("conversion goes through the value, for strided sources too") {
   const Tensor matrix = Tensor::of<float>({1.5F, -2, 3, 300}, {2, 2});
   const Tensor turned = matrix.view(permuted(matrix.layout(), {1, 0})).to(DType::i32);
