@@ -34,8 +34,9 @@ std::string json_of(const AssignmentProblem& problem, const AssignmentResult& re
       fmt::format("{{\"name\": {}, \"nodes\": {}, \"edges\": {}, \"feasible\": {}", dump(Json(problem.name)),
                   problem.nodes.size(), problem.edges.size(), result.feasible);
   if (result.feasible)
-    text += fmt::format(", \"cost\": {}, \"gap\": {:.9g}, \"peak_usage\": {}, \"peak_time\": {}",
-                        to_text(result.cost), result.gap(), to_text(result.peak_usage), result.peak_time);
+    text += fmt::format(
+        ", \"not_allowed\": {}, \"cost\": {}, \"gap\": {:.9g}, \"peak_usage\": {}, \"peak_time\": {}",
+        result.not_allowed, to_text(result.cost), result.gap(), to_text(result.peak_usage), result.peak_time);
   else
     text += fmt::format(", \"why_not\": {}", dump(Json(result.why_not)));
   if (result.has_bound) text += fmt::format(", \"bound\": {}", to_text(result.bound));
@@ -79,6 +80,7 @@ int solve_assignment(lua_State* L) {
   set_field(L, "optimal", result.optimal);
   set_field(L, "why_not", result.why_not);
   set_field(L, "cost", to_text(result.cost));
+  set_field(L, "not_allowed", static_cast<double>(result.not_allowed));
   if (result.has_bound) set_field(L, "bound", to_text(result.bound));
   set_field(L, "gap", result.gap());
   set_field(L, "peak_usage", to_text(result.peak_usage));

@@ -88,14 +88,18 @@ std::vector<std::string> AssignmentProblem::validate(size_t most) const {
 Evaluation evaluate(const AssignmentProblem& problem, const std::vector<int>& choice) {
   Evaluation result;
   const auto strategy = [&](size_t node) { return static_cast<size_t>(choice[node]); };
-  for (size_t i = 0; i < problem.nodes.size(); ++i) result.cost += problem.nodes[i].costs[strategy(i)];
+  const auto add = [&](int64_t cost) {
+    result.cost += cost;
+    result.not_allowed += cost >= kForbiddenCost;
+  };
+  for (size_t i = 0; i < problem.nodes.size(); ++i) add(problem.nodes[i].costs[strategy(i)]);
   for (const AssignmentEdge& edge : problem.edges) {
     size_t index = 0;
     for (const int node : edge.nodes) {
       const auto at = static_cast<size_t>(node);
       index = index * problem.nodes[at].costs.size() + strategy(at);
     }
-    result.cost += edge.costs[index];
+    add(edge.costs[index]);
   }
   sweep(
       problem, [&](size_t i) { return problem.nodes[i].usages[strategy(i)]; },

@@ -52,6 +52,7 @@ struct Evaluation {
   WideCost peak_usage = 0;
   int64_t peak_time = 0;  // the first time with that usage
   bool feasible = false;
+  int64_t not_allowed = 0;  // costs of kForbiddenCost and more
 };
 // `choice` has one valid strategy for each node of a valid problem.
 Evaluation evaluate(const AssignmentProblem& problem, const std::vector<int>& choice);

@@ -14,8 +14,9 @@ namespace {
 constexpr std::array<size_t, 9> kSizes{1, 4, 10, 25, 60, 200, 600, 2000, 10000};
 constexpr int kAttempts = 8;  // prices in a move
 
-// Differences below this are rounding.
-double negligible(double cost) { return 1e-9 * std::abs(cost) + 1e-6; }
+// Differences below this are rounding: costs of choices are whole numbers, which sums of doubles miss by
+// little.
+double negligible(double cost) { return 1e-14 * std::abs(cost) + 0.5; }
 
 double excess_of(int64_t usage, int64_t capacity) {
   return usage > capacity ? static_cast<double>(usage) - static_cast<double>(capacity) : 0;

@@ -273,6 +273,7 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
     const Evaluation found = evaluate(problem, outcome.choice);
     result.feasible = found.feasible;
     result.cost = found.cost;
+    result.not_allowed = found.not_allowed;
     result.peak_usage = found.peak_usage;
     result.peak_time = found.peak_time;
     result.choice = std::move(outcome.choice);

@@ -30,6 +30,7 @@ struct AssignmentResult {
   bool feasible = false;    // there is a choice
   std::vector<int> choice;  // a strategy for each node
   WideCost cost = 0;
+  int64_t not_allowed = 0;  // costs of kForbiddenCost and more that it has
   bool has_bound = false;
   WideCost bound = 0;       // no feasible choice costs less
   bool optimal = false;     // proven: cost == bound; or, when not feasible, that nothing is

@@ -3,10 +3,9 @@
 local native = require "het.native"
 local errors = require "het.errors"
 local suggest = require "het.language.suggest"
+local text = require "het.text"
 
 local command = {}
-
-local not_allowed = 1e18   -- a cost that the contest's instances have for what cannot be
 
 local options = {
   { "seconds", "S", "end within this time, reading included (default: 60)", number = true },
@@ -109,8 +108,9 @@ function command.run(...)
     if not found.usage_limit then
       say("%-10s the file has no usage_limit: a choice may use any amount", "note")
     end
-    if tonumber(found.cost) >= not_allowed then
-      say("%-10s it has a cost of 10^18, which means not allowed: no choice that was found fits without", "note")
+    if found.not_allowed > 0 then
+      say("%-10s it has %s of 10^18, which means not allowed: no choice that was found fits without", "note",
+        text.plural(found.not_allowed, "cost"))
     end
     say("%-10s %.2f s%s", "time", found.seconds, found.interrupted and ", interrupted" or "")
     if not given.out then say("%s", choice) end

@@ -212,6 +212,27 @@ TEST_CASE("the cost of small random problems is the optimum, and the bound is ne
   CHECK(forbidden > 50);
 }
 
+TEST_CASE("an optimum is proven to the last unit where some costs have ten digits more than others") {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    AssignmentProblem problem = random_problem(random, 6, false);
+    const auto enlarge = [&](std::vector<int64_t>& costs) {
+      for (int64_t& cost : costs)
+        if (cost < kForbiddenCost && random() % 3 == 0) cost += int64_t{10'000'000} * (random() % 100'000);
+    };
+    for (AssignmentNode& node : problem.nodes) enlarge(node.costs);
+    for (AssignmentEdge& edge : problem.edges) enlarge(edge.costs);
+    const std::optional<WideCost> best = brute_force(problem);
+    const AssignmentResult result = solve(problem);
+    INFO("seed " << seed);
+    REQUIRE(result.feasible == best.has_value());
+    if (!best) continue;
+    CHECK(to_text(result.cost) == to_text(*best));
+    CHECK(result.bound <= *best);
+    CHECK((result.not_allowed > 0) == (*best >= kForbiddenCost));
+  }
+}
+
 TEST_CASE("the 0/1 program of a small problem has its optimum, and the relaxation is not above it") {
   int feasible = 0, infeasible = 0;
   for (uint32_t seed = 2000; seed < 2200; ++seed) {
