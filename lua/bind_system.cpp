@@ -45,8 +45,9 @@ FILE* stream_named(const std::string& name) {
 }
 void write_bytes(const std::string& stream, const std::string& text) {
   FILE* file = stream_named(stream);
-  if (std::fwrite(text.data(), 1, text.size(), file) != text.size() || std::fflush(file) != 0)
-    fail_environment("cannot write to {}: {}", stream, std::strerror(errno));
+  if (std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0) return;
+  if ((errno == EPIPE || errno == EIO) && run_is_training()) return end_unread();
+  fail_environment("cannot write to {}: {}", stream, std::strerror(errno));
 }
 // native.write(stream, text): whatever the text is made of, the terminal shows it and obeys nothing in it.
 void write(std::string stream, std::string text) { write_bytes(stream, visible(text)); }

@@ -191,6 +191,8 @@ namespace {
 void read_elastic(const std::string& text, Settings& settings) {
   if (text.empty()) return;
   const size_t colon = text.find(':');
+  if (colon == 0 || colon == text.size() - 1)
+    fail_usage("--elastic={}: a number is missing; 2:6 is at least 2 and at most 6 ranks", text);
   settings.elastic = true;
   settings.least = count_of("--elastic", text.substr(0, colon), kMostWorkers);
   settings.most = colon == text.npos ? 0 : count_of("--elastic", text.substr(colon + 1), kMostWorkers);

@@ -20,7 +20,7 @@ namespace {
 
 // What an interrupt says, made ahead: handlers of signals allocate nothing.
 struct Sentences {
-  std::string control_c, sigterm, limit, leave;
+  std::string control_c, sigterm, sighup, limit, leave;
 };
 
 // Signal handlers can reach nothing else: lock-free atomics with static storage.
@@ -37,7 +37,8 @@ std::atomic<Executor*> running{nullptr};
 std::atomic<lua_State*> interrupted_lua{nullptr};
 std::atomic<const Sentences*> sentences{nullptr};
 std::atomic<bool> on_terminal{false};
-pthread_t lua_thread;  // set before the first handler is
+bool without_hangup = false;  // as nohup starts programs
+pthread_t lua_thread;         // set before the first handler is
 
 constexpr int kExitCode = 130;
 constexpr int64_t kOneMilliseconds = 500;
@@ -95,8 +96,11 @@ void on_interrupt(int signal) {
     if (first || again) return;
   }
   const bool earlier = pending.exchange(true) || ending.load();
-  if (earlier && !again) _exit(kExitCode);
-  if (!earlier) begin_to_end(signal == SIGTERM ? &Sentences::sigterm : &Sentences::control_c);
+  if (earlier && !again && signal != SIGHUP) _exit(kExitCode);  // nobody asks twice by a closed terminal
+  if (!earlier)
+    begin_to_end(signal == SIGTERM  ? &Sentences::sigterm
+                 : signal == SIGHUP ? &Sentences::sighup
+                                    : &Sentences::control_c);
   errno = error;
 }
 
@@ -116,7 +120,7 @@ void handle(int signal, void (*handler)(int), int flags = SA_RESTART) {
   action.sa_handler = handler;
   action.sa_flags = flags;
   // One at a time: each looks at what the other leaves.
-  for (const int other : {SIGINT, SIGTERM, SIGALRM}) sigaddset(&action.sa_mask, other);
+  for (const int other : {SIGINT, SIGTERM, SIGHUP, SIGALRM}) sigaddset(&action.sa_mask, other);
   sigaction(signal, &action, nullptr);
 }
 
@@ -126,11 +130,13 @@ std::list<Sentences> made;
 
 void make_sentences() {
   const std::string ends = fmt::format("ending at the next safe point{}; ", place_words);
-  made.push_back({"hetrun: Ctrl-C: " + ends + "again ends at once\n",
-                  "hetrun: SIGTERM: " + ends + "again ends at once\n",
-                  fmt::format("hetrun: the limit of {} (--limit-time) is over: {}Ctrl-C ends at once\n",
-                              limit_words, ends),
-                  "SIGTERM: leaving the run after the next step; again ends the run\n"});
+  made.push_back(
+      {"hetrun: Ctrl-C: " + ends + "again ends at once\n",
+       "hetrun: SIGTERM: " + ends + "again ends at once\n",
+       "hetrun: SIGHUP: the terminal, or who read the output, is gone: " + ends + "SIGTERM ends at once\n",
+       fmt::format("hetrun: the limit of {} (--limit-time) is over: {}Ctrl-C ends at once\n", limit_words,
+                   ends),
+       "SIGTERM: leaving the run after the next step; again ends the run\n"});
   sentences = &made.back();
 }
 
@@ -140,6 +146,8 @@ void install_interrupt_handler() {
   lua_thread = pthread_self();
   on_terminal = isatty(STDERR_FILENO) != 0;
   make_sentences();
+  struct sigaction hangup {};
+  without_hangup = sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
   handle(SIGINT, &on_interrupt);
   handle(SIGALRM, &on_alarm);
 }
@@ -168,9 +176,15 @@ void run_trains(bool trains) {
   if (trains) trained = true;
   ending = trains && pending.load();
   handle(SIGTERM, trains ? &on_interrupt : SIG_DFL);
+  if (!without_hangup) handle(SIGHUP, trains ? &on_interrupt : SIG_DFL);
+  std::signal(SIGPIPE, trains ? SIG_IGN : SIG_DFL);  // a write says it
   // A recipe that started its run itself ends where it goes on.
   lua_State* L = interrupted_lua.load();
   if (L != nullptr && lua_gethook(L) == &recipe_hook) lua_sethook(L, &recipe_hook, LUA_MASKCOUNT, 1);
+}
+
+void end_unread() {
+  if (!pending.load() && !ending.load()) ::raise(without_hangup ? SIGTERM : SIGHUP);
 }
 
 void let_sigterm_leave(bool leaves) { may_leave = leaves; }

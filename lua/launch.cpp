@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <set>
 #include <utility>
@@ -37,6 +38,8 @@ constexpr std::chrono::milliseconds kTick{50};
 // How long the other ranks have to end by themselves after one has: to notice a lost rank, and to find the
 // mistake that it has found.
 constexpr std::chrono::milliseconds kNotice{700}, kMeet{5'000};
+// How long a process may stand still when the others have ended the run.
+constexpr std::chrono::seconds kThaw{5};
 constexpr int kInterrupted = 130;
 // A rank that ends so soon and so often is not started again.
 constexpr std::chrono::seconds kSoon{10};
@@ -67,6 +70,15 @@ struct Child {
   bool terminal = false;  // it has the terminal to itself
 };
 
+// Whether a process stands still, as by SIGSTOP or a debugger: the letter behind its name in /proc.
+bool is_stopped(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  const size_t end = text.rfind(") ");
+  return end != text.npos && (text[end + 2] == 'T' || text[end + 2] == 't');
+}
+
 class Launcher {
  public:
   explicit Launcher(LaunchOptions options)
@@ -90,6 +102,10 @@ class Launcher {
     action.sa_handler = note_signal;
     sigaction(SIGINT, &action, nullptr);
     sigaction(SIGTERM, &action, nullptr);
+    struct sigaction hangup {};
+    if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN)  // not under nohup
+      sigaction(SIGHUP, &action, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);  // the ranks end by themselves when no one reads what they say
     for (size_t rank = 0; rank < children_.size(); ++rank)
       start(static_cast<int>(rank), rank == 0 && options_.join.empty());
     if (options_.elastic && !options_.quiet) {
@@ -106,6 +122,7 @@ class Launcher {
       bring_back();
       pass_on_signals();
       end_the_rest();
+      end_the_stopped();
     }
     read_errors();
     read_outputs();
@@ -296,8 +313,8 @@ class Launcher {
       child.left = true;
     } else if (line.starts_with(kBringBack) && !options_.chaos.empty()) {
       to_bring_back_ = std::atoi(line.c_str() + kBringBack.size());
-    } else if (options_.elastic &&
-               (begins("hetrun: Ctrl-C:") || begins("hetrun: SIGTERM:") || begins("hetrun: the limit of"))) {
+    } else if (options_.elastic && (begins("hetrun: Ctrl-C:") || begins("hetrun: SIGTERM:") ||
+                                    begins("hetrun: SIGHUP:") || begins("hetrun: the limit of"))) {
       // An interrupt ends no rank yet; those of the others are the same.
       if (rank == speaker_) std::cerr << visible(line) + "\n" << std::flush;
     } else if (line.starts_with("hetrun: ") || !child.lines.empty()) {
@@ -319,7 +336,7 @@ class Launcher {
       child.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       order_.push_back(static_cast<int>(rank));
       ended_ = Clock::now();
-      if (options_.elastic && has_left(child)) continue;
+      if (options_.elastic && (has_left(child) || (child.left && child.signal == SIGKILL))) continue;
       ended_well_ = ended_well_ || (child.code == 0 && child.signal == 0);
       if (options_.elastic && is_loss(child)) {
         lose(static_cast<int>(rank));
@@ -440,6 +457,20 @@ class Launcher {
     if (Clock::now() - ended_ <= grace) return;
     killed_ = true;
     send(SIGKILL);  // SIGTERM would have them finish a step that the dead ranks cannot finish
+  }
+
+  // The others have ended the run without a process that stands still (SIGSTOP), which will never learn of
+  // it.
+  void end_the_stopped() {
+    if (!options_.elastic || (!ended_well_ && !interrupted_) || Clock::now() - ended_ <= kThaw) return;
+    for (size_t rank = 0; rank < children_.size(); ++rank) {
+      Child& child = children_[rank];
+      if (!child.running || child.left || !is_stopped(child.pid)) continue;
+      child.left = true;
+      std::cerr << fmt::format("hetrun: process {} is stopped, and the run has ended: it is killed\n", rank)
+                << std::flush;
+      kill(child.pid, SIGKILL);
+    }
   }
 
   void send(int signal) {

@@ -24,15 +24,21 @@ MemberRecord record_of(const Joining& joining, const Acceptor& acceptor) {
   return record;
 }
 
-}  // namespace
-
-RunMember::RunMember(JoinSettings settings) : joining_(begin_joining(std::move(settings))) {
-  const JoinSettings& s = joining_.settings;
-  const Rendezvous& rendezvous = joining_.rendezvous;
-  if (rendezvous.server != nullptr)
+// Before it waits for the others, who find the same.
+JoinSettings with_lasting_store(JoinSettings settings) {
+  if (!settings.etcd && !settings.environment("HETRUN_STORE"))
     fail_usage(
         "--elastic needs a store that outlives every rank: the launcher's (--workers, and --listen for other "
         "machines) or etcd (--rendezvous); here rank 0 would serve it");
+  return settings;
+}
+
+}  // namespace
+
+RunMember::RunMember(JoinSettings settings)
+    : joining_(begin_joining(with_lasting_store(std::move(settings)))) {
+  const JoinSettings& s = joining_.settings;
+  const Rendezvous& rendezvous = joining_.rendezvous;
   AcceptorOptions listening;
   listening.address = rendezvous.address;
   listening.run = s.run;

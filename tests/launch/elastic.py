@@ -335,6 +335,25 @@ class Elastic(unittest.TestCase):
         self.assertRegex(err, rf'saved after step {STEPS} in model')
         self.assert_same_curve(right)
 
+    def test_all_ranks_are_lost_and_started_again_from_snapshots_on_disk(self):
+        right = self.undisturbed()
+        process = self.start_held({20: 1}, '--respawn', '--snapshots=kept', '--memory=false')
+        self.until_step(process, 19)
+        self.until(process, lambda: (self.folder / 'kept').exists() and self.whole_snapshots(), 'a snapshot')
+        for rank in self.ranks(process).values():
+            os.kill(rank, signal.SIGKILL)
+        _, err = self.ended(process)
+        self.assertRegex(err, r'going on after step (5|10|15)\b')
+        self.assert_same_curve(right)
+
+    def test_a_rank_that_stands_still_does_not_keep_the_launcher(self):
+        process = self.start_held({10: 0}, '--timeout=2s')
+        self.until_step(process, 9)
+        os.kill(self.ranks(process)[1], signal.SIGSTOP)
+        self.go(10)
+        _, err = self.ended(process)
+        self.assertIn('hetrun: process 1 is stopped, and the run has ended: it is killed', err)
+
     def test_a_rank_that_was_silent_for_too_long_joins_again(self):
         right = self.undisturbed()
         process = self.start_held({10: 0, 40: 0}, '--timeout=3s')

@@ -7,6 +7,7 @@ usage: interrupts.py HETRUN [unittest arguments]
 import os
 import pathlib
 import pty
+import shutil
 import signal
 import time
 
@@ -97,6 +98,26 @@ class Interrupts(Case):
         _, err = self.interrupt(self.start('loops.lua'), 'training, SIGTERM', asked=signal.SIGTERM)
         self.assertIn('hetrun: SIGTERM: ' + AT_ONCE, err)
         self.assertEqual(self.steps(), 3)
+
+    def test_a_closed_terminal_and_output_that_no_one_reads_end_a_run_saved(self):
+        for workers in ([], ['--workers', 2]):
+            for name in ('SIGHUP', 'SIGPIPE'):
+                with self.subTest(name, workers=workers):
+                    self.write('loops.lua', recipe(f'if step.step == 3 then {HERE} end'))
+                    (self.folder / 'here').unlink(missing_ok=True)
+                    shutil.rmtree(self.folder / 'runs/x', ignore_errors=True)
+                    process = self.start(*workers, 'loops.lua', '--steps=1000000')
+                    self.until(lambda: (self.folder / 'here').exists(), 'the run did not train')
+                    if name == 'SIGHUP':
+                        process.send_signal(signal.SIGHUP)
+                        err = self.end(process, 130)[1]
+                        self.assertIn('hetrun: SIGHUP: the terminal, or who read the output, is gone: ', err)
+                        self.assertIn(f'stopped and saved after step {self.steps()} in runs/x\n', err)
+                    else:
+                        process.stderr.close()
+                        process.stdout.close()
+                        self.assertEqual(process.wait(timeout=60), 130)
+                    self.assertGreaterEqual(self.steps(), 3)
 
     def test_in_on_step_of_several_workers(self):
         loops = f'if step.step == 3 then io.open("signs/" .. tostring({{}}), "w"):close() {ENDLESS} end'

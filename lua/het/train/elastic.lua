@@ -122,14 +122,16 @@ local function share_last_step(self)
   self.last_step = { step = self.step }
 end
 
--- All ranks of the run were lost, and its launcher started them again: the last save goes on. Without --overwrite the
--- folder can hold no other run's.
-local function resume_own_save(self)
-  local folder = self.arguments.save
-  local started_again = os.getenv "HETRUN_STARTED_AGAIN" and self.cluster:roster().number > 1
-  local held = folder and not self.overwrite and started_again and files.held(folder)
-  local resumes = self.cluster:all_gather(held and held.training and "resume" or "")[1]
-  self.resume = self.resume or resumes ~= ""
+-- All ranks of the run were lost, and its launcher started them again: the last save goes on, or the last snapshot on
+-- disk. Without --overwrite the folders can hold no other run's.
+local function resume_own(self)
+  local a = self.arguments
+  local started_again = os.getenv "HETRUN_STARTED_AGAIN" and self.cluster:roster().number > 1 and not self.overwrite
+  local held = started_again and a.save and files.held(a.save)
+  local folder = started_again and (a.snapshot or {}).folder
+  local taken = folder and native.path_kind(folder) == "folder" and native.snapshot_list(folder)[1]
+  local answers = self.cluster:all_gather((held and held.training or taken) and "resume" or "")
+  for _, answer in ipairs(answers) do self.resume = self.resume or answer ~= "" end
 end
 
 -- What the change of ranks is to the run as a whole, on all ranks alike. `known`: what one reported who was there.
@@ -177,7 +179,7 @@ local function begin_session(self)
     evaluation.take_over(self, evaluations)
     self.called, self.followed, self.phases_done, self.interrupted = called, followed, phases, interrupted
   else
-    resume_own_save(self)
+    resume_own(self)
     self.begin_state()
     if roster.number > 1 and self.cluster:rank() == 0 and not native.settings.quiet then
       native.write("stderr", ("generation %d: none of its ranks has done a step of this run; it begins after step %d\n")
