@@ -450,35 +450,54 @@ local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return "pairs: " .. text.plural(self.samples, "sample") end
 
+-- Rows of a tensor from sample number `at` on. Behind the last row that is held out come copies of it.
+local function rows_of(self, tensor, at, count)
+  if self.shuffled then return native.shuffled_rows(tensor, self.size, self.seed, at, count) end
+  local left = math.max(0, math.min(count, self.size - at))
+  local rows = left > 0 and op.slice(tensor, { dim = 0, start = self.first + at, length = left })
+  if left == count then return rows end
+  local copies = op.slice(tensor, { dim = 0, start = self.first + self.size - 1, length = 1 })
+  while copies.shape[1] < count - left do copies = op.concat(copies, copies, { dim = 0 }) end
+  copies = op.slice(copies, { dim = 0, start = 0, length = count - left })
+  return rows and op.concat(rows, copies, { dim = 0 }) or copies
+end
+
 -- Labels of a batch that count in the loss, over all ranks: i32 labels other than -100; of other labels, samples.
 local function counted_labels(self, at)
   if self.labels.dtype ~= "i32" then return self.batch end
   if not self.ignores then return self.batch * self.labels:numel() / self.labels.shape[1] end
-  if self.shuffled then
-    return native.counted_labels(native.shuffled_rows(self.labels, self.size, self.seed, at, self.batch))
-  end
-  return native.counted_labels((op.slice(self.labels, { dim = 0, start = self.first + at % self.size,
-    length = self.batch })))
+  return native.counted_labels(rows_of(self, self.labels, at, self.batch):contiguous())
 end
 
---- The next batch. Training sees each row once in an epoch, in an order that seed and epoch decide; the rows held out
--- come as they stand. Sample number i is the same whatever the batch, and whichever rank has it.
-function PairSampler:next()
-  local batch = { inputs = {}, labels = {}, count = counted_labels(self, self.at), cursor = self.at }
+-- The batch that begins with sample number `at`.
+local function batch_at(self, at)
+  local batch = { inputs = {}, labels = {}, count = counted_labels(self, at), cursor = at }
   for i = 1, self.own / self.microbatch do
-    local start = self.at + self.skipped + (i - 1) * self.microbatch
+    local start = at + self.skipped + (i - 1) * self.microbatch
     for name, list in pairs { inputs = batch.inputs, labels = batch.labels } do
-      if self.shuffled then
-        list[i] = native.shuffled_rows(self[name], self.size, self.seed, start, self.microbatch)
-      else
-        list[i] = op.slice(self[name], { dim = 0, start = self.first + start % self.size, length = self.microbatch })
-      end
+      list[i] = rows_of(self, self[name], start, self.microbatch)
       if self.pixels and name == "inputs" then
         list[i] = op.scale(op.shift(op.cast(list[i], { dtype = "f32" }), { amount = -127.5 }), { factor = 4 / 255 })
       end
     end
   end
-  self.at = self.at + self.batch
+  return batch
+end
+
+--- The next batch. Training sees each row once in an epoch, in an order that seed and epoch decide; the rows held out
+-- come once, as they stand. Sample number i is the same whatever the batch, and whichever rank has it.
+--
+-- The last rows held out may be fewer than a batch, which is then filled with copies of the last one: `filled` says how
+-- many, and `copies` is a batch of nothing else, whose loss says what they add. Behind it batches have a count of 0.
+function PairSampler:next()
+  local at, left = self.at, self.shuffled and self.batch or self.size - self.at
+  local batch = batch_at(self, at)
+  self.at = at + self.batch
+  if left <= 0 then
+    batch.count = 0
+  elseif left < self.batch then
+    batch.filled, batch.copies = self.batch - left, batch_at(self, self.size)
+  end
   return batch
 end
 
@@ -496,12 +515,12 @@ function Pairs:sampler(settings)
   local held, train = self.held, self.samples - self.held
   local shuffled = settings.split ~= "holdout"
   local size = shuffled and train or held
-  if size < settings.batch then
-    errors.usage("%s has %d samples %s, fewer than a batch of %d; %s", self.name, size,
-      shuffled and "to train on" or "held out", settings.batch, shuffled and "a smaller batch works"
-      or "a smaller batch works, a greater holdout, or holdout = 0 for no evaluation")
+  if shuffled and size < settings.batch then
+    errors.usage("%s has %d samples to train on, fewer than a batch of %d; a smaller batch works", self.name, size,
+      settings.batch)
+  elseif size == 0 then
+    errors.usage("%s holds no samples out; with holdout = 0.1 it does", self.name)
   end
-  if not shuffled then size = size - size % settings.batch end
   local inputs, labels = a.inputs:contiguous(), a.labels:contiguous()
   local ignores = labels.dtype == "i32" and native.counted_labels(labels) < labels:numel()
   return setmetatable({ inputs = inputs, labels = labels, ignores = ignores, batch = settings.batch,

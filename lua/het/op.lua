@@ -43,6 +43,9 @@ local function wrap(operator)
     local arguments, attributes = { ... }, nil
     if count > 0 and is_attributes(arguments[count]) then
       attributes = arguments[count]
+      if attributes[1] ~= nil then
+        errors.usage("op.%s: what stands in braces has names: %s", operator.name, call_of(operator))
+      end
       count = count - 1
     end
     if count > most then

@@ -369,12 +369,7 @@ end
 -- Calls `update` of the recipe; what it raises begins with its line.
 local function own_update(step)
   local own = step.settings.update
-  local ok, new = xpcall(function() return own(own_step(step)) end, function(problem)
-    if type(problem) == "string" then return errors.hinted(problem) end
-    local message, kind = errors.describe(problem)
-    local place = errors.is_own(problem) and kind == "usage" and source.place_within(own)
-    return place and errors.new(kind, ("%s: %s"):format(place, message)) or problem
-  end)
+  local ok, new = source.call(own, own_step(step))
   if not ok then error(new, 0) end
   return new
 end

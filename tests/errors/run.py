@@ -24,6 +24,7 @@ ARGUMENTS = {
     'no_options': ['--steps=5'],
     'outside_named': ['--text=../outside/text.txt', '--folder=../outside/models', '--log=../outside/metrics.jsonl'],
     'native_arguments': ['--trust'],
+    'snapshot_place': ['--trust'],
     'trusted_module': ['--trust'],
     'trusted_outside': ['--trust'],
 }

@@ -215,7 +215,7 @@ class Deaths(Case):
         os.kill(children[0], signal.SIGKILL)
         _, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 75, err)
-        self.assertRegex(err, r'nothing was saved of \d+ steps? \(set `save`\)\n')
+        self.assertRegex(err, r'nothing was saved of \d+ steps? \(set `save` with `save_every`, or `snapshot\.folder`\)\n')
 
     def test_a_stopped_rank_ends_all_within_the_timeout(self):
         def die(process, pid, _):

@@ -522,8 +522,9 @@ class CommandLine(Case):
             self.assertEqual((found['tokens'], found['windows'], found['context']), (len(TEXT) - 1, 540, 5))
             self.assertAlmostEqual(found['perplexity'], math.exp(found['loss']))
             self.assertLess(found['loss'], 3.5)
-        self.refused('generate runs/own', 'runs/own holds a model with layers of a recipe\'s own; use that recipe with from = '
-                     '"runs/own", or with hetrun generate or eval runs/own --recipe=FILE')
+        self.refused('generate runs/own', 'runs/own holds a model that only a recipe describes; het.load("runs/own", { model = ... }) '
+                     'reads it into the recipe\'s description, from = "runs/own" of het.train goes on from it, and hetrun generate '
+                     'or eval runs/own --recipe=FILE use that recipe')
         out, err = self.hetrun('generate', 'runs/gpt', '--prompt=the ☃', code=2)   # before the prompt is written
         self.assertEqual(out, '')
         self.assertIn('☃', err)

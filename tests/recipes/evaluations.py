@@ -40,6 +40,37 @@ class Case(unittest.TestCase):
         return {line['step']: line['validation_loss'] for line in lines if 'validation_loss' in line}
 
 
+class Ends(Case):
+    def test_a_recipe_ends_its_run_and_uses_the_model(self):
+        """run:stop(), run:model(), het.load with a description, and a reference of that kind."""
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local nn, x = het.nn, het.randn({ 64, 4 }, "f32", 1)
+local function make() return nn.sequential { nn.linear(4, 8), nn.tanh(), nn.linear(8, 4) } end
+local given = { data = het.data.pairs { inputs = x, labels = x }, batch = 8, steps = 50, optimizer = het.optim.adamw { lr = 1e-2 },
+  model = make(), save = "runs/own", ema = 0.5, on_step = function(run, step)
+    local average, trained = run:gather():read "ema.linear.bias", run:gather():read "linear.bias"
+    if step.step == 1 then assert(average[1] == trained[1], "the average counts the last step") end
+    if step.step == 9 then run:stop() end
+  end }
+local run = het.train(given)
+local results = run:start()
+assert(run.step == 9 and results.stopped_early)
+local probe = het.ones { 1, 4 }
+local now, saved = run:model()(probe), het.load("runs/own", { model = make() })(probe)
+assert(het.op.sum(het.op.abs(now - saved)):item() == 0, "the saved model is the run's")
+print("called untrained:", select(2, pcall(given.model, probe)))
+local student = { model = make(), reference = het.load("runs/own", { model = make() }), save = nil }
+for _, name in ipairs { "data", "batch", "optimizer" } do student[name] = given[name] end
+student.steps, student.evaluate = 300, { every = 300 }
+student.loss = function(output, labels, scale, reference) return het.op.sum(het.op.square(output - reference)) * scale end
+return het.train(student)''')
+        done = subprocess.run([HETRUN, 'evaluations.lua', '--json', '--quiet'], cwd=self.folder, capture_output=True, text=True,
+                              timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn('called untrained:\tthe weights of a model that was trained are its run\'s: run:model()', done.stdout)
+        self.assertLess(json.loads(done.stdout.splitlines()[-1])['validation_loss'], 0.01)
+
+
 class EarlyStopping(Case):
     def test_a_run_ends_when_no_loss_is_lower(self):
         err, result = self.run_recipe('--falls=6', '--patience=3', '--save=model')
@@ -51,6 +82,36 @@ class EarlyStopping(Case):
         self.assertIn(f'stopped early after step 12: 3 evaluations in a row found no loss below {losses[6]:.4f}\n', err)
         self.assertIn('(2 of 3 evaluations without a lower loss)', err)
         self.assertIn('saved after step 12 in model', err)
+
+    def test_each_row_of_pairs_that_is_held_out_counts_once(self):
+        """Rows have the loss i² and a figure i, i = 1, 2, ..., of a model that gives zeros; 10 of 30 are held out."""
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local opt = het.options { batch = { 4, "" }, microbatch = { 2, "" }, batches = { 20, "" }, kind = { "f32", "" } }
+local labels = {}
+for i = 1, 30 do labels[i] = opt.kind == "f32" and { i } or i % 5 == 0 and -100 or i % 3 end
+local own = opt.kind == "f32" and function(output, labels, scale)
+  local ones = output * 0 + labels
+  return het.op.sum(het.op.square(output - labels)) * scale, { label = het.op.reshape(het.op.sum(ones) * scale, { shape = {} }) }
+end or nil
+return het.train { batch = opt.batch, microbatch = opt.microbatch, steps = 1, loss = own,
+  model = het.nn.layer { parameters = { w = { 1, opt.kind == "f32" and 1 or 3, init = opt.kind == "f32" and "zeros" or nil } },
+    forward = function(self, x) return het.op.matmul(x, self.w) end },
+  data = het.data.pairs { inputs = het.randn({ 30, 1 }, "f32", 7), labels = het.tensor(labels, opt.kind), holdout = 10 / 30 },
+  evaluate = { every = 1, batches = opt.batches }, optimizer = het.optim.sgd { lr = 1e-30 } }''')
+
+        def loss_of(*words):
+            return self.run_recipe('--quiet', *words)[1]['validation_loss']
+        held = range(21, 31)
+        for batch in (2, 4, 8, 16):
+            self.assertAlmostEqual(loss_of(f'--batch={batch}'), sum(i * i for i in held) / 10, delta=1e-2, msg=f'batch {batch}')
+            figures = [line['validation_figures'] for line in map(json.loads, self.metrics.read_text().splitlines()) if 'validation_loss' in line]
+            self.assertAlmostEqual(figures[-1]['label'], sum(held) / 10, delta=1e-4)
+        self.assertAlmostEqual(loss_of('--batches=2'), sum(i * i for i in held[:8]) / 8, delta=1e-2)
+        self.assertAlmostEqual(loss_of('--workers=2', '--batch=16'), sum(i * i for i in held) / 10, delta=1e-2)
+        # With labels that do not count among them, also as the last one.
+        one = loss_of('--kind=i32', '--batch=10', '--microbatch=10')
+        for batch in (4, 6, 16):
+            self.assertAlmostEqual(loss_of('--kind=i32', f'--batch={batch}'), one, delta=1e-6, msg=f'batch {batch}')
 
     def test_evaluations_in_which_no_label_counts_have_no_lowest_loss(self):
         (self.folder / 'evaluations.lua').write_text('''local het = require "het"

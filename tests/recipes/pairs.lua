@@ -53,9 +53,12 @@ for _ = 1, 5 do
   end
 end
 assert(table.concat(together, " ") == first)
--- What is held out comes as it stands.
-local held = pairs_of(0.2):sampler { split = "holdout", batch = 2, seed = 1 }
-assert(held:next().inputs[1][1][1] == 21 and held:next().inputs[1][2][1] == 24 and held:next().inputs[1][1][1] == 21)
+-- What is held out comes as it stands, once; the last batch is filled with copies of the last row.
+local held = pairs_of(0.2):sampler { split = "holdout", batch = 3, seed = 1 }
+assert(held:next().inputs[1][1][1] == 21)
+local last = held:next()
+assert(last.inputs[1][1][1] == 24 and last.inputs[1][3][1] == 25 and last.filled == 1 and last.count == 3)
+assert(last.copies.inputs[1][1][1] == 25 and last.copies.inputs[1][3][1] == 25 and held:next().count == 0)
 
 return het.train {
   model = het.nn.linear(1, 1), batch = opt.batch, steps = 12, seed = opt.seed, optimizer = het.optim.sgd { lr = 1e-3 },

@@ -532,7 +532,32 @@ return het.train { model = het.nn.linear(1, 1), batch = 10, steps = 2, optimizer
         self.assertNotIn(note, self.hetrun('resume.lua', '--text=text.txt', '--steps=4', '--resume').stderr)
         (self.folder / 'grown.txt').write_text(text + text)
         done = self.hetrun('resume.lua', '--text=grown.txt', '--steps=5', '--resume')
-        self.assertRegex(done.stderr, note + r' \([\d,]+ tokens then, [\d,]+ now\); it goes on with sample 17 of the new data\n')
+        self.assertRegex(done.stderr, note + r' \([\d,]+ tokens then, [\d,]+ now\); it goes on with sample 17 of the new data, and its lowest validation loss is forgotten\n')
+
+    SNAPSHOTS = """local het = require "het"
+local opt = het.options { layers = { 2, "" }, heads = { 2, "" }, steps = { 4, "" }, save_every = { 0, "" } }
+local corpus = het.data.text { path = "text.txt", tokenizer = "char" }
+return het.train { data = corpus, batch = 2, steps = opt.steps, optimizer = het.optim.adamw { lr = 1e-3 }, evaluate = { every = 0 },
+  model = het.nn.gpt { vocab = corpus.vocab, context = 8, width = 8, layers = opt.layers, heads = opt.heads },
+  save = opt.save_every > 0 and "runs/saved" or nil, save_every = opt.save_every,
+  snapshot = opt.save_every == 0 and { folder = "runs/kept", every = 2 } or nil }"""
+
+    def test_snapshots_of_another_model_are_no_run_to_go_on_with(self):
+        (self.folder / 'kept.lua').write_text(self.SNAPSHOTS)
+        self.hetrun('kept.lua')
+        for option, unlike in (('layers=1', 'n_layer = 2 (the recipe\'s 1)'), ('layers=3', 'n_layer = 2 (the recipe\'s 3)'),
+                               ('heads=4', 'n_head = 2 (the recipe\'s 4)')):
+            self.assertIn(f'runs/kept holds another model than the recipe\'s: {unlike}\n',
+                          self.hetrun('kept.lua', '--resume', '--steps=8', f'--{option}', code=2).stderr)
+        self.assertIn('going on after step 4', self.hetrun('kept.lua', '--resume', '--steps=8').stderr)
+
+    def test_a_save_that_the_disk_has_no_room_for_does_not_end_the_training(self):
+        (self.folder / 'kept.lua').write_text(self.SNAPSHOTS)
+        done = subprocess.run([HETRUN, 'kept.lua', '--save_every=2', '--steps=6'], cwd=self.folder, capture_output=True, text=True,
+                              check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
+        self.assertEqual(done.returncode, 71, done.stderr)
+        self.assertEqual(len(re.findall(r'the save in runs/saved was not written: .*; training goes on\n', done.stderr)), 2, done.stderr)
+        self.assertIn('step 6/6', done.stderr)
 
     def test_a_run_goes_on_with_the_optimizer_that_it_had(self):
         self.losses('resume.lua', '--steps=3', '--sgd')

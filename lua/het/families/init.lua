@@ -128,7 +128,12 @@ local function read_rope(family, config, a, refuse)
     end
   end
   local share = parameters.partial_rotary_factor or family.share and config[family.share]
-  if is_given(share) then a.rotary_share = share end
+  if not is_given(share) then return end
+  if family.share then
+    a.rotary_share = share
+  elseif share ~= 1 then
+    refuse(("partial_rotary_factor = %s is not supported"):format(tostring(share)))
+  end
 end
 
 local function write_rope(family, s, config)

@@ -31,12 +31,12 @@ end
 --- Are two lists of sizes equal?
 tensors.same_shape = same_shape
 
--- A tensor of a checkpoint by its name, also where that differs as the family says.
+-- A tensor of a checkpoint by its name, also where that differs as the family says; and the name that it has.
 local function find(stored, name, alternatives)
-  if stored[name] then return stored[name] end
+  if stored[name] then return stored[name], name end
   for _, alternative in ipairs(alternatives or {}) do
-    local other = stored[(name:gsub(alternative[1], alternative[2]))]
-    if other then return other end
+    local other = name:gsub(alternative[1], alternative[2])
+    if stored[other] then return stored[other], other end
   end
 end
 
@@ -101,20 +101,33 @@ local function refuse_more_layers(stored, used, folder)
   end
 end
 
+-- Tensors that say nothing beside the configuration and the other weights: masks, positions and frequencies that older
+-- versions of transformers saved, and a classifier that is the table of tokens.
+local function is_no_weight(name, a)
+  for _, pattern in ipairs { "inv_freq$", "masked_bias$", "position_ids$", "%.attn%.bias$", "%.attention%.bias$" } do
+    if name:find(pattern) then return true end
+  end
+  return a.tied ~= false and (name:find "^lm_head%." or name:find "%.decoder%.") ~= nil
+end
+
 --- Their tensors under our names.
 -- @tparam table family
 -- @param model the description
 -- @tparam table stored theirs by name
 -- @string folder for messages
 -- @tparam function set_initial called with the name and the stored tensor of each parameter
+-- @treturn {string,...} their names of weights that the model has no place for
 function tensors.read(family, model, stored, folder, set_initial)
   local a, shapes, used = model.arguments, tensors.shapes_of(model), {}
   for _, row in ipairs(families.rows(family, a)) do
+    for _, name in ipairs(row.zeros and list_of(row[1]) or {}) do used[name] = true end
     if not row.zeros then
       local theirs, ours, found = list_of(row[1]), list_of(row[2]), {}
       for i, name in ipairs(theirs) do
         used[name] = true
-        found[i] = find(stored, name, family.alternatives)
+        local has
+        found[i], has = find(stored, name, family.alternatives)
+        used[has or name] = true
         if not found[i] then
           errors.usage("%s holds no tensor '%s', which its config.json calls for", folder, name)
         end
@@ -146,6 +159,11 @@ function tensors.read(family, model, stored, folder, set_initial)
     end
   end
   refuse_more_layers(stored, used, folder)
+  local left = {}
+  for _, name in ipairs(text.keys(stored)) do
+    if not used[name] and not is_no_weight(name, a) then left[#left + 1] = name end
+  end
+  return left
 end
 
 -- Parts of a tensor's rows, in this order.

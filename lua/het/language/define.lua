@@ -288,10 +288,17 @@ local function check_fields(constructor, owner, prefix, fields, given, list, ins
 end
 
 local function check_list(definition, given, arguments)
-  local list, sound = definition.list, true
-  for i = 1, #given do
+  local list, sound, last = definition.list, true, 0
+  for key in pairs(given) do
+    if type(key) == "number" then last = math.max(last, key) end
+  end
+  for i = 1, last do
     local uncalled = define.uncalled(given[i])
-    if uncalled or not define.is_unknown(given[i]) and not accepts(list[1], given[i]) then
+    if given[i] == nil then
+      mistakes.record(definition.name, nil, ("%s: item %d of %d is nil; what may be left out is added to a list with "
+        .. "list[#list + 1] = item"):format(definition.name, i, last))
+      sound = false
+    elseif uncalled or not define.is_unknown(given[i]) and not accepts(list[1], given[i]) then
       mistakes.record(definition.name, nil, ("%s: item %d is %s"):format(definition.name, i,
         uncalled or ("%s; %s is needed"):format(text.value(given[i]), define.type_name(list[1]))))
       sound = false

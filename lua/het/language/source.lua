@@ -1,5 +1,7 @@
 --- Where in a recipe something was said. `return het.train{...}` is a tail call, so the recipe's own frame may be
 -- gone, and a frame knows the line of a call but not those of its fields: both are found in the source text.
+local errors = require "het.errors"
+
 local source = {}
 
 local recipe   -- { path, text, chunk }: the recipe being run
@@ -52,12 +54,13 @@ function source.place_of(fn)
   return ("%s:%d"):format(file_of(info), info.linedefined)
 end
 
---- The line that is now calling into the library, of the file in which a function stands; nil when none is.
-function source.place_within(fn)
+-- The line that is now calling into the library from a function or from what that calls, of the file in which the
+-- function stands; nil when none is.
+local function place_within(fn, boundary)
   local file, level = file_of(debug.getinfo(fn, "S")), 2
   while true do
-    local info = debug.getinfo(level, "Sl")
-    if not info then return nil end
+    local info = debug.getinfo(level, "Slf")
+    if not info or info.func == boundary then return nil end
     if file_of(info) == file and info.currentline > 0 then return ("%s:%d"):format(file, info.currentline) end
     level = level + 1
   end
@@ -143,6 +146,40 @@ local function field_line(text, at, field)
     end
     at = stop + 1
   end
+end
+
+--- Where a function of a recipe returns the result of a call, which leaves no frame of the function: its only `return`,
+-- or where it begins.
+function source.place_of_return(fn)
+  local info = debug.getinfo(fn, "S")
+  if info.what == "C" then return nil end
+  local line, count = info.linedefined, 0
+  if recipe and info.source == recipe.chunk then
+    local words, at = recipe.text, start_of_line(recipe.text, info.linedefined)
+    local stop = start_of_line(words, info.lastlinedefined + 1)
+    while at < stop do
+      local kind, value, last = token(words, at)
+      if kind == "name" and value == "return" then line, count = line_of(words, at), count + 1 end
+      at = last + 1
+    end
+  end
+  return ("%s:%d"):format(file_of(info), count == 1 and line or info.linedefined)
+end
+
+--- Call a function of the recipe: a mistake that the library finds in what it does begins with the line.
+-- @treturn boolean whether it returned, and what it did; else the problem
+function source.call(fn, ...)
+  local function handler(problem)
+    if type(problem) == "string" then return errors.hinted(problem) end
+    local message, kind = errors.describe(problem)
+    if not errors.is_own(problem) or kind ~= "usage" or problem.has_places then return problem end
+    local place = place_within(fn, source.call) or source.place_of_return(fn)
+    if not place then return problem end
+    local placed = errors.new(kind, ("%s: %s"):format(place, message))
+    placed.has_places = true
+    return placed
+  end
+  return xpcall(fn, handler, ...)
 end
 
 --- Where a field of a constructor's call stands: "recipe.lua:7", or nil outside of recipes.

@@ -12,8 +12,8 @@ local tokenizer = require "het.model.tokenizer"
 local command = {}
 
 local of_models = {
-  { "recipe", "FILE", "recipe of the model, where the folder holds one with a recipe's own layers; its options may "
-    .. "follow", path = "read" },
+  { "recipe", "FILE", "recipe of the model, where the folder holds one that only a recipe describes; its options may "
+    .. "follow, also one that this command has, given once more", path = "read" },
   { "base", "FOLDER", "the base model of a folder with adapters (default: the one that adapter_config.json names)",
     path = "read" },
   { "precision", "f32", "dtype of weight matrices and activations: f32 or bf16" },
@@ -60,7 +60,8 @@ local function take(name, options, words)
   for i, option in ipairs(options) do names[i] = "--" .. option[1] end
   for _, word in ipairs(not given.recipe and native.arguments or {}) do
     local option = word:match "^[^=]+"
-    problems[#problems + 1] = ("there is no option %s%s"):format(option, suggest.sentence(option, names))
+    problems[#problems + 1] = given[option:sub(3)] and ("%s is given twice"):format(option)
+      or ("there is no option %s%s"):format(option, suggest.sentence(option, names))
   end
   for i = 2, #words do
     problems[#problems + 1] = ("unexpected argument '%s'; options are --name=value"):format(words[i])

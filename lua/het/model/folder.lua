@@ -124,9 +124,9 @@ local function config_in(folder)
   return own or config, own ~= nil
 end
 
--- A recipe's model has to be the one that was saved: weights alone do not show the number of heads or blocks.
-local function require_same_model(family, model, folder)
-  local saved = config_in(folder)
+-- A recipe's model has to be the one that was saved, whose configuration is `saved`: weights alone do not show the
+-- number of heads or blocks.
+local function require_same_model(family, model, folder, saved)
   local own = families.config(family, model.arguments)
   if saved.model_type ~= own.model_type then
     errors.usage("%s holds a model of type '%s', the recipe's is of type '%s'", folder, tostring(saved.model_type),
@@ -232,7 +232,9 @@ end
 --- What a folder has that is left out of the model that was loaded from it, as a sentence; nil where it has no more.
 function files.left_out(model)
   if define.kind_of(model) ~= "layer" then return nil end
-  return rawget(base_of(model), "left_out")
+  local base = base_of(model)
+  local left_out, unused = rawget(base, "left_out"), rawget(base, "unused")
+  return left_out and unused and left_out .. "\n" .. unused or left_out or unused
 end
 
 -- What config.json of a folder said that a model, or the base of its adapters, was loaded from; nil where it was not,
@@ -364,7 +366,7 @@ local function set_initial_base(folder, model, state)
   local tensors, metadata = read_tensors(folder)
   local family = families.of(model)
   if family then
-    if not rawget(model, "folder") then require_same_model(family, model, folder) end
+    if not rawget(model, "folder") then require_same_model(family, model, folder, (config_in(folder))) end
     tensors_of.read(family, model, nested.tensors(tensors), folder,
       function(name, tensor) state:set_initial(name, tensor) end)
     return metadata
@@ -385,6 +387,30 @@ local function set_initial_base(folder, model, state)
     state:set_initial(name, tensor)
   end
   return metadata
+end
+
+--- Refuse a snapshot of another model than a recipe's.
+-- @string folder of the snapshot, for messages
+-- @tparam table config what files.config gave when it was taken, or what a file says
+-- @tparam table tensors of the snapshot: { name =, shape =, trained = }
+function files.require_model_of_snapshot(folder, model, config, tensors)
+  if define.kind_of(model) ~= "layer" or rawget(model, "lora") or type(config) ~= "table" or config.adapters then
+    return
+  end
+  local family = families.of(model)
+  if family and not rawget(model, "folder") and families.find(config.model_type) then
+    require_same_model(family, model, folder, config)
+  end
+  local shapes = tensors_of.shapes_of(model)
+  for _, tensor in ipairs(tensors) do
+    local shape = shapes[tensor.name]
+    if tensor.trained and tensor.name:sub(1, 1) ~= "(" and not shape then
+      errors.usage("%s holds snapshots of another model than the recipe's, which has no '%s'", folder, tensor.name)
+    elseif shape and not tensors_of.same_shape(tensor.shape, shape) then
+      errors.usage("%s holds snapshots of another model than the recipe's: '%s' is %s there and %s here", folder,
+        tensor.name, text.shape(tensor.shape), text.shape(shape))
+    end
+  end
 end
 
 --- Make the weights of a saved model the initial values of a state, which reads what its programs need.
@@ -572,14 +598,39 @@ function files.precision_of_save(model, from)
   return define.kind_of(model) == "layer" and rawget(model, "found_precision") or "f32"
 end
 
+-- What a folder has that a model has no place for, as a sentence; nil where there is nothing. Where it cannot be read,
+-- what reads it later says why.
+local function unused_of(family, model, folder)
+  local ok, left = pcall(function()
+    return tensors_of.read(family, model, nested.tensors((read_tensors(folder))), folder, function() end)
+  end)
+  if not ok or #left == 0 then return nil end
+  return ("%s holds %s that its config.json has no place for, such as '%s': left out, also of what is saved"):format(
+    folder, text.plural(#left, "tensor"), left[1])
+end
+
+-- The model of a recipe, with the weights of a folder that holds one like it.
+local function load_own(folder, model)
+  files.set_initial_weights(folder, model, { set_initial = function() end })   -- whether they fit
+  local copy = model:copied(function() end)
+  rawset(copy, "folder", folder)
+  rawset(copy, "found_precision", files.precision(folder))
+  rawset(copy, "saved_vocabulary", files.vocabulary(folder))
+  return copy
+end
+
 -- The model of a folder without adapters.
 local function load_model(folder, options)
   require_folder(folder)
   local config, is_part = config_in(folder)
   local kind = type(config) == "table" and config.model_type
   if kind == "hetrun" then
-    errors.usage("%s holds a model with layers of a recipe's own; use that recipe with from = \"%s\", or with "
-      .. "hetrun generate or eval %s --recipe=FILE", folder, folder, folder)
+    if options.model then return load_own(folder, options.model) end
+    errors.usage("%s holds a model that only a recipe describes; het.load(%q, { model = ... }) reads it into the "
+      .. "recipe's description, from = %q of het.train goes on from it, and hetrun generate or eval %s --recipe=FILE "
+      .. "use that recipe", folder, folder, folder, folder)
+  elseif options.model then
+    errors.usage("%s says itself which model it holds: het.load(%q) is enough", folder, folder)
   end
   local family = families.find(kind)
   if not family then
@@ -597,6 +648,7 @@ local function load_model(folder, options)
       or native.read_text(place_of(folder, "config.json")))
     rawset(model, "left_out", is_part and ("%s holds more than a language model, such as a vision tower, which is "
       .. "left out; a saved model is a %s"):format(folder, kind) or nil)
+    rawset(model, "unused", unused_of(family, model, folder))
     local vocabulary = files.vocabulary(folder)
     rawset(model, "saved_vocabulary", vocabulary)
     rawset(model, "ends", tokenizer.ends(vocabulary, config, folder))
@@ -630,6 +682,24 @@ local function load_adapter(folder, options)
   return model
 end
 
+--- A copy of a model that computes with the weights of a state, on tensors.
+-- @param state what has names() and read(name)
+-- @tparam function leaves_out leaves_out(name): whether a parameter is none of the model's
+function files.with_weights(model, state, leaves_out)
+  local store = {}
+  for _, entry in ipairs(state:names()) do
+    if entry.trained and not leaves_out(entry.name) then
+      store[entry.name] = state:read(entry.name):to("f32"):clone()
+    end
+  end
+  local copy = model:copied(function(layer)
+    for _, field in ipairs { "folder", "trained" } do rawset(layer, field, nil) end
+  end)
+  rawset(copy, "store", store)
+  rawset(copy, "of_run", true)
+  return copy
+end
+
 --- The description of a saved model; a run that gets it begins with its weights.
 files.load = define.document({
   name = "load",
@@ -639,14 +709,15 @@ files.load = define.document({
     .. "from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
     .. "config.json says; with `most_context` that many, or all where it says fewer or has a table of positions; "
     .. "what is saved keeps that configuration. Of a folder with adapters, as nn.lora and PEFT save them, it is the "
-    .. "base model with them; `base` says where that is.",
-  signature = "het.load(folder [, { context =, most_context =, base = }])",
+    .. "base model with them; `base` says where that is. Of a model that only a recipe describes, such as one of "
+    .. "nn.sequential or nn.layer, `model` is that description.",
+  signature = "het.load(folder [, { context =, most_context =, base =, model = }])",
   example = 'local model = het.load "runs/shakespeare"',
 }, function(folder, options)
   define.expect("het.load", folder, "string")
   for name in pairs(options == nil and {} or define.expect("het.load: options", options, "table")) do
-    if name ~= "context" and name ~= "most_context" and name ~= "base" then
-      errors.usage("het.load has no option '%s'; there are context, most_context and base", tostring(name))
+    if name ~= "context" and name ~= "most_context" and name ~= "base" and name ~= "model" then
+      errors.usage("het.load has no option '%s'; there are context, most_context, base and model", tostring(name))
     end
   end
   for _, name in ipairs { "context", "most_context" } do
@@ -656,6 +727,7 @@ files.load = define.document({
     end
   end
   if options and options.base ~= nil then define.expect("het.load: base", options.base, "string") end
+  if options and options.model ~= nil then define.expect("het.load: model", options.model, "layer") end
   require_folder(folder)
   if adapter.is_in(folder) then return load_adapter(folder, options or {}) end
   if options and options.base then errors.usage("%s holds no adapters, so that `base` has no use", folder) end

@@ -10,6 +10,7 @@ local native = require "het.native"
 local define = require "het.language.define"
 local handle = require "het.sandbox.handle"
 local op = require "het.op"
+local source = require "het.language.source"
 local errors = require "het.errors"
 local text = require "het.text"
 
@@ -49,6 +50,7 @@ function builder.new(settings)
     traits = {},          -- by name, what optimizers ask of a parameter: { lookup =, parts =, stacked = }
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
+    own = nil,            -- the function of the recipe that builds it; nil: one of the library
     projecting = false,   -- the layer being built writes into the residual stream
     residuals = 1,        -- additions to the residual stream in the whole model
     deviation = nil,      -- standard deviation of matrices; nil: 1 / sqrt(inputs)
@@ -143,8 +145,9 @@ local function given(parameter, name, dtype)
     local made = init({ unpack(parameter[2]) })
     if not define.accepts("tensor", made) or text.shape(made.shape) ~= text.shape(parameter[2])
       or not made.dtype:match "^b?f" then
-      errors.usage("%s: the function `init` returned %s; floating-point numbers in the shape %s are needed", name,
-        made == nil and "nothing" or text.value(made), text.shape(parameter[2]))
+      local place = source.place_of(init)
+      errors.usage("%s%s: the function `init` returned %s; floating-point numbers in the shape %s are needed",
+        place and place .. ": " or "", name, made == nil and "nothing" or text.value(made), text.shape(parameter[2]))
     end
     return made:to(dtype)
   end
@@ -267,20 +270,24 @@ end
 -- @bool projecting does what it returns go into the residual stream?
 function Builder:call(layer, name, projecting, ...)
   local depth = #self.scopes
+  local own = self.own
   if type(layer) == "function" then
     if name then self:enter(name) end
+    self.own = layer
     local result = layer(...)
     check_result(self, "the function", result)
     self:unwind(depth)
+    self.own = own
     return result
   end
   local before, place = self.projecting, self.place
   self.projecting, self.place = projecting or false, rawget(layer, "place") or place
+  self.own = layer.class.own_forward
   if name then self:enter(name) end
   local result = layer.class.forward(layer:bind(self), ...)
   check_result(self, "forward of " .. layer.class.name, result)
   self:unwind(depth)
-  self.projecting, self.place = before, place
+  self.projecting, self.place, self.own = before, place, own
   return result
 end
 
@@ -318,6 +325,8 @@ end
 function Eager.push_scope() end
 function Eager.pop_scope() end
 function Eager.begin_layer() return 1 end
+
+builder.call = Builder.call   -- calls functions of the recipe, and nothing else does
 
 --- A builder that computes at once.
 -- @tparam table store parameters by name; filled on first use

@@ -252,6 +252,9 @@ end
 -- has its own. Of a distributed tensor every rank has the weights whole; in het.gradient they are constants.
 Layer.__call = function(self, ...)
   define.expect(self.class.name, (...), "value")
+  if rawget(self, "trained") then
+    errors.usage("the weights of a model that was trained are its run's: run:model() is the model with them")
+  end
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
@@ -349,6 +352,7 @@ function layer.define(class)
 end
 
 local kinds_of_init = { zeros = true, ones = true, normal = true, uniform = true }
+local names_of_parameter = { "init", "trained" }
 
 -- A parameter as a recipe writes it: a shape, and how it begins.
 local function check_parameter(layer_name, name, given)
@@ -360,6 +364,12 @@ local function check_parameter(layer_name, name, given)
   if not ok then
     errors.usage("%s is %s; it needs a shape, such as { 64, 64 }", where,
       type(given) == "userdata" and "a tensor" or text.value(given))
+  end
+  for _, key in ipairs(text.keys(given)) do
+    if type(key) ~= "number" and key ~= "init" and key ~= "trained" then
+      errors.usage("%s has no field '%s'%s", where, tostring(key), key == "trainable" and "; `trained` is meant"
+        or suggest.sentence(tostring(key), names_of_parameter))
+    end
   end
   local init = given.init
   if given.trained ~= nil and type(given.trained) ~= "boolean" then

@@ -18,7 +18,7 @@ function subcommand.take(options, words)
     for _, option in ipairs(options) do
       if option[1] == name then known = option end
     end
-    if not known then
+    if not known or given[name] then   -- once more it is the recipe's, which may have an option of that name
       rest[#rest + 1] = word
     elseif known[2] and not value and words[tonumber(native.followers[i])] then
       taken[#taken + 1] = tonumber(native.followers[i])

@@ -89,4 +89,21 @@ function average.saved(run, state, weight)
   }
 end
 
+-- A state whose moving averages count the parameters that the last step has left.
+local Counted = {}
+Counted.__index = Counted
+function Counted:names() return self.state:names() end
+function Counted:read(name)
+  local tensor = self.state:read(name)
+  if not average.is_moving(name) then return tensor end
+  return mixed(tensor, self.state:read(name:sub(#moving_prefix + 1)), self.weight)
+end
+average.Counted = Counted
+
+--- A state whose moving averages are those of evaluations and saves.
+-- @param state what has names() and read(name)
+function average.counted(run, state)
+  return run.arguments.ema and setmetatable({ state = state, weight = average.weight(run) }, Counted) or state
+end
+
 return average

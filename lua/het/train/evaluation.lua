@@ -63,14 +63,17 @@ function evaluation.count(run, step, loss)
   return loss
 end
 
---- Whether the run ends early: `evaluate.patience` evaluations in a row have found no lower loss.
+--- Whether the run ends early: the recipe has called run:stop(), or `evaluate.patience` evaluations in a row have found
+-- no lower loss.
 function evaluation.is_over(run)
+  if run.ended then return true end
   local patience = run.arguments.evaluate.patience
   return patience ~= nil and run.since >= patience
 end
 
 --- Why it ends early: "3 evaluations in a row found no loss below 1.2345".
 function evaluation.why_over(run)
+  if run.ended then return "the recipe called run:stop()" end
   local change = run.arguments.evaluate.min_change or 0
   local wanted = not run.lowest and "finite loss"
     or change > 0 and ("loss lower than %.4f by more than %.14g"):format(run.lowest, change)

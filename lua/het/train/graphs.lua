@@ -52,13 +52,23 @@ end
 
 -- What the recipe's function makes of the model's output, and of that of the reference; and its figures.
 local function loss_of_recipe(b, spec, inputs, labels, scale)
+  -- Language models begin their layers themselves.
+  if type(spec.model) == "function" or not spec.model.class.loss then b:begin_layer("model") end
   local output = b:call(spec.model, nil, false, inputs)
   local beside = spec.reference and b:call_reference(spec.reference, reference.is_shared(spec), inputs)
+  b.own = spec.loss
   local loss, figures = spec.loss(output, labels, scale, beside)
   if not is_computed(loss) then
     errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
       .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
   end
+  for _, size in ipairs(loss.shape) do
+    if size > 1 then
+      errors.usage("the function `loss` returned numbers of the shape %s; a single one is needed, such as op.sum of "
+        .. "them, times the scale", text.shape(loss.shape))
+    end
+  end
+  if #loss.shape > 0 then loss = op.reshape(loss, { shape = {} }) end
   if figures ~= nil and type(figures) ~= "table" then
     errors.usage("the function `loss` returned %s beside the loss; figures by name are needed, such as { accuracy = a "
       .. "}", text.value(figures))
@@ -108,12 +118,15 @@ function graphs.loss(b, spec)
     return b.added_loss and op.add(loss, b.added_loss) or loss
   end
   local ok, result = xpcall(compute, function(problem)
-    place = source.place(compute) or b.place or rawget(spec.model, "place")
+    -- A function that returns the result of a call has no frame any more.
+    place = b.own and (source.place(builder.call) or source.place_of_return(b.own)) or source.place(compute) or b.place
+      or rawget(spec.model, "place")
     return problem
   end)
   if ok then return result end
   if place and type(result) == "table" and result.kind == "usage" then
     result.message, result.sentence = place .. ": " .. result.message, place .. ": " .. result.sentence
+    result.has_places = true
   end
   error(result, 0)
 end

@@ -1,4 +1,5 @@
 --- `het.train`: what to train, on what, how. It returns a run; `hetrun` starts it, at the prompt `run:start()` does.
+local average = require "het.train.average"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local generate = require "het.model.generate"
@@ -30,6 +31,10 @@ local recipe_methods = {
       errors.usage("run:graph_of_sample: %.14g samples are asked for; 1 is the least", samples)
     end
     return (self:graph_of_sample(samples))
+  end,
+  gather = function(self)
+    local state = self:gather()
+    return state and average.counted(self, state)
   end,
   use_plan = function(self, wanted)
     define.expect("run:use_plan", wanted, "plan")
@@ -93,11 +98,17 @@ define.object {
       .. "saved model, whatever plan either has. The run goes on from there, and it returns { step, parameters }."
       .. " All ranks call it at the same place, and each reads `from`.", fields = restoring.fields,
       example = 'run:restore { from = "runs/mine/snapshots", only = "blocks.*" }' },
+    { "model", "run:model()", "The model with the weights that the run has now, or where it saves averages, those: it "
+      .. "is called on tensors. Later steps do not change it. Of several ranks the first gets it, others nil; all "
+      .. "call it.", example = "print(run:model()(het.randn(1, 4)))" },
     { "gather", "run:gather()", "The weights and optimizer state on rank 0, wherever their parts are; nil on other "
       .. "ranks. All ranks call it." },
     { "graph_of_sample", "run:graph_of_sample([samples])", "The training graph of a micro-batch (default: of one "
       .. "sample), as planners count it; print it to read it." },
     { "peak_memory", "run:peak_memory()", "Bytes taken at most, of the GPU or by this process." },
+    { "stop", "run:stop()", "End the training after this step, by a criterion of the recipe's: the run is saved and "
+      .. "goes on to `after` as at its last step. All ranks call it at the same place, as in on_step.",
+      example = "on_step = function(run, step) if step.loss < 0.1 then run:stop() end end" },
     { "asked_to_stop", "run:asked_to_stop()", "Whether Ctrl-C or SIGTERM was seen, by this rank or any other. All "
       .. "ranks call it." },
   },
@@ -110,7 +121,7 @@ define.object {
     { "names", "weights:names()", "What there is: a list of { name, dtype, shape, trained }." },
     { "read", "weights:read(name)", "A copy of one as a tensor.", example = 'run:gather():read "tokens.weight"' },
   },
-  classes = { "state" }, show = function() return "weights and optimizer state" end,
+  classes = { "state", average.Counted }, show = function() return "weights and optimizer state" end,
   methods = {
     names = function(state) return state:names() end,
     read = function(state, name) return state:read(define.expect("weights:read", name, "string")):clone() end,
@@ -169,6 +180,9 @@ end
 
 local function check(a, report)
   check_evaluate(a, report)
+  if is_model(a.model) and rawget(a.model, "of_run") then
+    report("model", "train.model is what run:model() returned, which is for calls; het.load has a saved one to train")
+  end
   check_reference(a, report)
   if a.batch % (a.microbatch or a.batch) ~= 0 then
     report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
@@ -230,6 +244,10 @@ local function check(a, report)
   end
   for _, name in ipairs { "save", "keep_best", "from", "metrics" } do
     if a[name] == "" then report(name, ("train.%s is empty; give a path, or leave it out"):format(name)) end
+  end
+  if a.snapshot and a.snapshot.folder and a.snapshot.folder:find "^%w+://" then
+    report("snapshot.folder", ("train.snapshot.folder = %q is a place of a store, which `store` takes; `folder` is a "
+      .. "path"):format(a.snapshot.folder))
   end
   if a.snapshot and a.snapshot.store and not a.snapshot.folder then
     report("snapshot.store", "train.snapshot.store needs 'folder', where snapshots are written before they are sent")

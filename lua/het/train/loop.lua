@@ -16,6 +16,7 @@ local plan = require "het.plan"
 local progress = require "het.train.progress"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
+local source = require "het.language.source"
 local text = require "het.text"
 
 local loop = {}
@@ -161,7 +162,7 @@ end
 
 -- Call a function of the recipe; whether an interrupt ended it.
 local function is_interrupted_in(callback, ...)
-  local ok, problem = pcall(callback, ...)
+  local ok, problem = source.call(callback, ...)
   if not ok and select(2, errors.describe(problem)) ~= "interrupted" then error(problem, 0) end
   return not ok
 end
@@ -283,6 +284,8 @@ local function save_at_end(self, reporter)
   elseif self.interrupted then
     reporter:say(("stopped after step %d; nothing %s"):format(self.step,
       self.arguments.save and "is new to save" or "saved (set `save`)"))
+  elseif self.arguments.from or is_model(self.arguments.model) and rawget(self.arguments.model, "folder") then
+    reporter:say "the trained model is not saved anywhere (set `save`)"
   end
 end
 
@@ -340,7 +343,7 @@ local function new_reporter(self)
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
     flops_per_token = flops_of(self),
-    metrics = a.metrics or (not a.alone and settings.metrics ~= "" and settings.metrics) or nil,
+    metrics = not a.alone and settings.metrics ~= "" and settings.metrics or a.metrics or nil,
     every = math.max(1, math.floor(a.steps / 20)),
   }
   if settings.trace ~= "" and not a.alone then
@@ -386,7 +389,7 @@ function loop.start(self)
     local why_failed, kind = errors.describe(problem)
     local lost = tonumber(why_failed:match "rank (%d+)")
     local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left
-    if self.cluster and kind == "peer" and speaks then saving.say_kept(self) end
+    if self.cluster and kind == "peer" and speaks then saving.say_kept(self, why_failed) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so

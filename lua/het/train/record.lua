@@ -63,14 +63,17 @@ function record.read(kept, what)
   return about
 end
 
--- Say that samples are others than they would have been, where data_of shows it.
+-- Say that samples are others than they would have been, where data_of shows it. Losses of other data are no measure
+-- for those to come.
 local function note_other_data(run, about, what)
   local data, tokens = data_of(run)
   if not about.data or not data or about.data == data then return end
+  run.best_step_before = about.best_step
+  about.best, about.best_step, about.lowest, about.since = nil, nil, nil, nil
   if run.rank ~= 0 or native.settings.quiet or about.step >= run.arguments.steps then return end
   native.write("stderr", ("note: %s was trained on other data (%s tokens then, %s now); it goes on with sample %s of "
-    .. "the new data\n"):format(what, text.grouped(about.data_tokens or 0), text.grouped(tokens),
-    text.grouped((about.cursor or 0) + 1)))
+    .. "the new data, and its lowest validation loss is forgotten\n"):format(what,
+    text.grouped(about.data_tokens or 0), text.grouped(tokens), text.grouped((about.cursor or 0) + 1)))
 end
 
 --- Refuse to go on where the run would give other results than the one that was kept; of data that differs there is a

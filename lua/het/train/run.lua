@@ -194,6 +194,7 @@ end
 --- One step of training; returns { step, loss, lr, gradient_norm, seconds }, or nil when interrupted.
 function Run:train_step()
   self:prepare()
+  if is_model(self.arguments.model) then rawset(self.arguments.model, "trained", true) end
   return self.session:train_step()
 end
 
@@ -203,6 +204,18 @@ function Run:gather()
   self:prepare()
   if not self.cluster then return self.state end
   return self.cluster:gather(self.state)
+end
+
+--- The model with the weights as they are, for calls on tensors; nil on other ranks than the first. All ranks call it
+-- at the same place.
+function Run:model()
+  local model = self.arguments.model
+  if not is_model(model) then
+    errors.usage "run:model: the recipe's model is a function; nn.layer { forward = ... } makes a model of it"
+  end
+  local state = self:gather()
+  if not state then return nil end
+  return files.with_weights(model, average.saved(self, state, average.weight(self)), reference.has)
 end
 
 local save_fields = { overwrite = true, merge = true }
@@ -291,7 +304,7 @@ function Run:peak_memory() return self.session:peak_memory() end
 --- What the metrics file of the run holds, written by whichever rank speaks for the run: a list of tables.
 function Run:records()
   local a, settings = self.arguments, native.settings or {}
-  local path = a.metrics or not a.alone and settings.metrics ~= "" and settings.metrics
+  local path = not a.alone and (settings.metrics or "") ~= "" and settings.metrics or a.metrics
   if not path then
     errors.usage 'run:records: this run writes no metrics; het.train { metrics = "runs/mine/metrics.jsonl" } does'
   end
@@ -300,6 +313,10 @@ function Run:records()
   for line in native.read_text(path):gmatch "[^\n]+" do found[#found + 1] = native.json_decode(line) end
   return found
 end
+
+--- End the training after this step, as if it had been the last: what is due at the end is done. All ranks call it at
+-- the same place.
+function Run:stop() self.ended = true end
 
 --- Whether this rank, or with several any of them, shall stop here.
 function Run:asked_to_stop(stopped)

@@ -33,8 +33,9 @@ function saving.mark_own(run, folder) run.wrote[real(folder)] = true end
 --- A run that goes on: in `keep_best` its own model is that of the step that was the best one.
 function saving.learn_best(run)
   local folder = run.arguments.keep_best
-  if not folder or not run.resume or not run.best_step then return end
-  saving.learn_saves(run, { { folder = real(folder), steps = { run.best_step } } })
+  local step = run.best_step or run.best_step_before   -- of other data, whose loss does not count any more
+  if not folder or not run.resume or not step then return end
+  saving.learn_saves(run, { { folder = real(folder), steps = { step } } })
 end
 
 -- The run saves in a folder after its present step; of several ranks the first writes.
@@ -126,9 +127,20 @@ local function go_on_with(run, field, wait)
   end
 end
 
+-- A save that runs beside the steps: what the machine refuses, such as a full disk, is said, and the run goes on to the
+-- next one.
+local function beside(run, field, write, ...)
+  local ok, problem = pcall(write, run, field, ...)
+  if ok then return end
+  local why, kind = errors.describe(problem)
+  if kind ~= "environment" then error(problem, 0) end
+  run.saving[field], run.saved_steps[field] = nil, nil
+  native.write("stderr", ("the save in %s was not written: %s; training goes on\n"):format(run.arguments[field], why))
+end
+
 --- Go on with the saves that run beside the steps: write what has been copied. `wait`: until it is on the disk.
 function saving.go_on(run, wait)
-  for _, field in ipairs(fields) do go_on_with(run, field, wait) end
+  for _, field in ipairs(fields) do beside(run, field, go_on_with, wait) end
 end
 
 local function drop(run, field)
@@ -204,13 +216,15 @@ function saving.keep_failed(run, reporter, problem)
 end
 
 --- Print what a run that ends by the loss of ranks can go on from.
-function saving.say_kept(run)
+-- @string why it ends
+function saving.say_kept(run, why)
   local folder = run.arguments.save
   local held = folder and run.wrote[real(folder)] and files.held(folder)
   if held and held.training then
     native.write("stderr", ("%s holds %s: --resume goes on with it\n"):format(folder, files.describe_held(held)))
-  elseif not folder and not run.snapshots and not run.member then
-    native.write("stderr", ("nothing was saved of %s (set `save`)\n"):format(text.plural(run.step, "step")))
+  elseif not (run.arguments.snapshot or {}).folder and (not run.member or why:find "members were there") then
+    native.write("stderr", ("nothing was saved of %s (set `save` with `save_every`, or `snapshot.folder`)\n"):format(
+      text.plural(run.step, "step")))
   end
 end
 
@@ -256,15 +270,8 @@ local function folder_of_steps(run, field)
   return run.save_folders[field]
 end
 
---- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
--- @string field of het.train that names the folder: "save" or "keep_best"
-function saving.beside_steps(run, field)
-  local folder = folder_of_steps(run, field)
-  mark_save(run, folder)   -- every rank: any of them may write the next one
-  go_on_with(run, field, true)
-  collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
-  local state = run:gather()
-  if not state then return end
+-- Begin to save a state of all ranks.
+local function begin_beside(run, field, folder, state)
   local copy = state == run.state and copy_of(run, field)
   if copy then
     run.saving[field] = { copy = copy, moment = moment_of(run), folder = folder }
@@ -273,6 +280,17 @@ function saving.beside_steps(run, field)
     local written = begin_writing(run, field, folder, state, moment_of(run))
     if state == run.state then written:wait() else run.saving[field] = { written = written } end
   end
+end
+
+--- Save beside the steps that follow; at once where the host has no room for a copy. All ranks call it.
+-- @string field of het.train that names the folder: "save" or "keep_best"
+function saving.beside_steps(run, field)
+  local folder = folder_of_steps(run, field)
+  mark_save(run, folder)   -- every rank: any of them may write the next one
+  beside(run, field, go_on_with, true)
+  collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
+  local state = run:gather()
+  if state then beside(run, field, begin_beside, folder, state) end
 end
 
 --- Print where the parameters of the lowest loss are kept; where the folder has those of another step, also when quiet.

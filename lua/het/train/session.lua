@@ -230,6 +230,21 @@ local function write_batch(self, executor, batch)
   executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
 end
 
+-- Add `share` times the sums of a batch's loss and figures; false when interrupted.
+local function add_evaluated(self, sums, batch, share)
+  write_batch(self, self.evaluator, batch)
+  if self.evaluates_average then self.evaluator:write("average_weight", average.weight(self.run)) end
+  if not self.evaluator:run() then return false end
+  local loss, figures = read_loss(self, self.evaluator)
+  local weight = share * batch.count
+  sums.loss, sums.count = sums.loss + loss * weight, sums.count + weight
+  for name, figure in pairs(figures or {}) do
+    sums.figures = sums.figures or {}
+    sums.figures[name] = (sums.figures[name] or 0) + figure * weight
+  end
+  return true
+end
+
 --- The mean loss over the counted labels of the holdout's first batches, and the mean of the figures beside it (nil
 -- where there are none); nil when interrupted. Batches without any counted label are not computed: `count` is the same
 -- on all ranks. NaN, which is no lowest loss, where no label counts.
@@ -238,21 +253,17 @@ function Session:evaluate()
     errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")
   end
   self.holdout:seek(0)
-  local total, counted, sums = 0, 0, nil
+  local sums = { loss = 0, count = 0 }
   for _ = 1, self.run.arguments.evaluate.batches do
     local batch = self.holdout:next()
     if batch.count > 0 then
-      write_batch(self, self.evaluator, batch)
-      if self.evaluates_average then self.evaluator:write("average_weight", average.weight(self.run)) end
-      if not self.evaluator:run() then return nil end
-      local loss, figures = read_loss(self, self.evaluator)
-      total, counted = total + loss * batch.count, counted + batch.count
-      sums = figures and (sums or {})
-      for name, figure in pairs(figures or {}) do sums[name] = (sums[name] or 0) + figure * batch.count end
+      if not add_evaluated(self, sums, batch, 1) then return nil end
+      local copies, share = batch.copies, -(batch.filled or 0) / self.run.arguments.batch
+      if copies and copies.count > 0 and not add_evaluated(self, sums, copies, share) then return nil end
     end
   end
-  for name, sum in pairs(sums or {}) do sums[name] = sum / counted end
-  return total / counted, sums
+  for name, sum in pairs(sums.figures or {}) do sums.figures[name] = sum / sums.count end
+  return sums.loss / sums.count, sums.figures
 end
 
 local function finite(value) return value == value and value < math.huge and value > -math.huge end
@@ -260,10 +271,12 @@ local function finite(value) return value == value and value < math.huge and val
 -- A loss or gradient that is not finite: say where it arose.
 local function stop_non_finite(self, loss, norm)
   local where = self.trainer:find_non_finite()
-  errors.usage("step %d: the %s is %s%s; the weights are as they were before this step. A lower learning rate, a "
-    .. "longer warm-up or clipping (clip = 1.0) usually helps", self.run.step + 1,
+  local began_with_it = self.run.step == 0 and where:find("before the step", 1, true)
+  errors.usage("step %d: the %s is %s%s; %s", self.run.step + 1,
     finite(loss) and "gradient" or "loss", finite(loss) and tostring(norm) or tostring(loss),
-    where ~= "" and ": " .. where or "")
+    where ~= "" and ": " .. where or "", began_with_it and "the run began with it"
+    or "the weights are as they were before this step. A lower learning rate, a longer warm-up or clipping (clip = "
+    .. "1.0) usually helps")
 end
 
 --- The run's next step; returns { step, loss, lr, gradient_norm, seconds, figures }, or nil when interrupted.

@@ -51,9 +51,21 @@ end
 -- One is whole on all ranks.
 local function note(run, tier, task) run.snapshot_taken[tier] = { step = task:step(), at = os.time() } end
 
+-- A run that goes on from snapshots on disk has the model that they are of.
+local function require_same_model(run)
+  local folder = (run.arguments.snapshot or {}).folder
+  if not run.resume or not folder or native.path_kind(folder) ~= "folder" then return end
+  local readable, opened = pcall(native.snapshot_open, folder)
+  if not readable then return end   -- what restores says why
+  local about = native.json_decode(opened:summary().about)
+  files.require_model_of_snapshot(folder, run.arguments.model, type(about) == "table" and about.config,
+    opened:tensors())
+end
+
 --- The run has no state yet. That of a run that goes on, or whose ranks were all lost, may come from snapshots; what an
 -- earlier run has left counts for no other.
 function snapshots.begin_state(run)
+  require_same_model(run)
   local roster = run.member and run.cluster:roster()
   run.restores = run.snapshots ~= nil and (run.resume or roster ~= nil and roster.number > 1)
   if not run.snapshots or run.restores then return end
@@ -156,7 +168,9 @@ local function keep_vocabulary(run)
   if not vocabulary then return end
   local ok, why = pcall(files.keep_vocabulary, run.arguments.snapshot.folder, vocabulary)
   if not ok and select(2, errors.describe(why)) ~= "environment" then error(why, 0) end
-  if not ok then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
+  -- Processes of one folder may write it at the same time.
+  local there = native.path_kind(run.arguments.snapshot.folder .. "/vocabulary.json") == "file"
+  if not ok and not there then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
 end
 
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
