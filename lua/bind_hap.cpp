@@ -286,6 +286,7 @@ struct StagesAsked {
   Plan rival;
   int batch = 1;
   bool pipelines = false;
+  double rival_seconds = 0;
 };
 
 Json answer_of(const StagesAsked& asked) {
@@ -301,6 +302,7 @@ Json answer_of(const StagesAsked& asked) {
   request.batch = asked.batch;
   request.rival = &asked.rival;
   request.pipelines = asked.pipelines;
+  request.rival_seconds = asked.rival_seconds;
   const planner::hap::StagesAnswer answer = planner::hap::plan_stages(request);
   Json::array_t candidates;
   for (const auto& each : answer.candidates)
@@ -318,8 +320,8 @@ Json answer_of(const StagesAsked& asked) {
   return result;
 }
 
-// {{microbatch, graph}, ...} (of a batch and its parts), {cluster, batch, plan}: a planning of pipelines
-// whose stages run sharding programs, beside the plan.
+// {{microbatch, graph}, ...} (of a batch and its parts), {cluster, batch, plan, pipelines, rival_seconds}: a
+// planning of pipelines whose stages run sharding programs, beside the plan.
 int begin_stages(lua_State* L) {
   luaL_checktype(L, 1, LUA_TTABLE);
   luaL_checktype(L, 2, LUA_TTABLE);
@@ -339,6 +341,7 @@ int begin_stages(lua_State* L) {
   asked->rival = plan_of(L, 2, asked->graphs[0].second->graph);
   asked->batch = std::max(1, field<int>(L, 2, "batch").value_or(1));
   asked->pipelines = field<bool>(L, 2, "pipelines").value_or(false);
+  asked->rival_seconds = field<double>(L, 2, "rival_seconds").value_or(0);
   auto planning = std::make_shared<Planning>();
   planning->answer = std::async(std::launch::async, [asked] { return answer_of(*asked); });
   return Convert<PlanningHandle>::push(L, std::move(planning));

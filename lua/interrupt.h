@@ -31,8 +31,8 @@ void set_keeps_measurements(bool keeps);
 // Interrupt the program after this time. `words` say how long that is.
 void limit_time(std::chrono::duration<double> limit, const std::string& words);
 
-// A run begins to train or has ended. While it trains SIGTERM and SIGHUP are interrupts, and so is output that
-// no one reads (end_unread); else each ends the process.
+// A run begins to train or has ended. While it trains SIGTERM and SIGHUP are interrupts, and so is output
+// that no one reads (end_unread); else each ends the process.
 void run_trains(bool trains);
 bool run_is_training();
 // Who read the output of the run is gone.

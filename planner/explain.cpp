@@ -387,7 +387,7 @@ std::string to_text(const PlanReport& report) {
     i = last + 1;
   }
   if (!report.idle.empty()) text += fmt::format("not used: {}\n", fmt::join(report.idle, ", "));
-  text += fmt::format("step {}, {} {}/s, bubble {:.1f} %, exposed communication {}, update {}\n",
+  text += fmt::format("step {}, {} {}/s, devices idle {:.1f} %, exposed communication {}, update {}\n",
                       show_seconds(report.step_seconds), show_count(report.tokens_per_second), report.unit,
                       100 * report.bubble, show_seconds(report.exposed_seconds),
                       show_seconds(report.update_seconds));

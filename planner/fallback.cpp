@@ -71,11 +71,12 @@ std::string to_text(const std::vector<Fallback>& fallbacks) {
       continue;
     }
     const Move& move = fallback.planned.moved->move;
-    text += fmt::format("step {}, {} to move", show_seconds(fallback.planned.best.simulation.seconds),
-                        show_bytes(move.bytes));
-    if (move.bytes > move.unavailable_bytes) text += fmt::format(" in {}", show_seconds(move.seconds));
+    text += fmt::format("step {}", show_seconds(fallback.planned.best.simulation.seconds));
+    const double between = move.bytes - move.unavailable_bytes;  // devices
+    if (between > 0 || move.unavailable_bytes == 0)
+      text += fmt::format(", {} to move in {}", show_bytes(between), show_seconds(move.seconds));
     if (move.unavailable_bytes > 0)
-      text += fmt::format(", of it {} from a snapshot", show_bytes(move.unavailable_bytes));
+      text += fmt::format(", {} to read from a snapshot", show_bytes(move.unavailable_bytes));
     text += '\n';
   }
   return text;

@@ -114,6 +114,7 @@ class Stages {
 
   StagesAnswer run() {
     if (group_.size() < 2 || group_.size() > kMostDevices) return std::move(answer_);
+    answer_.rival_seconds = request_.rival_seconds;
     if (request_.pipelines)
       add_pipelines();
     else if (simulate_rival())
@@ -177,6 +178,11 @@ class Stages {
     }
   }
 
+  // Of a program or a stage that takes so long when nothing overlaps: half of it at least.
+  bool is_hopeless(double seconds) const {
+    return answer_.rival_seconds > 0 && seconds / 2 > answer_.rival_seconds;
+  }
+
   double instructions(const Graph& graph, int microbatches) const {
     return static_cast<double>(graph.nodes.size()) * microbatches * group_.size();
   }
@@ -184,7 +190,7 @@ class Stages {
   // All devices in one stage; whether it fits so.
   bool add_whole(const SizedGraph& sized, int microbatches) {
     Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
-    bool fits = false;
+    bool fits = false, hopeless = false;
     const auto add = [&](const Plan& plan, std::string_view mesh = "") {
       if (!judge(plan, sized, microbatches, mesh)) return;
       fits |= answer_.candidates.back().time.fits();
@@ -192,14 +198,20 @@ class Stages {
     };
     bool is_wide = false;
     const std::vector<Synthesised> programs = programs_to_try(request, true, &is_wide);
-    for (const Synthesised& each : programs) add(to_plan(request, each.program));
+    for (const Synthesised& each : programs) {
+      if (is_hopeless(seconds_of(each.cost)))
+        hopeless = true;
+      else
+        add(to_plan(request, each.program));
+    }
+    if (hopeless && answer_.candidates.empty()) answer_.cuts_state = true;  // smaller groups may do better
     const StagesCandidate* best = answer_.best();
     if (best != nullptr && best->time.seconds <= kNearRival * answer_.rival_seconds) {
       const std::vector<GridProgram> meshes = programs_for(request, grids_, false);
       for (size_t i = 0; i < std::min(meshes.size(), kMostMeshes); ++i)
         add(meshes[i].plan, meshes[i].grid->name + ": ");
     }
-    if (fits || programs.empty()) return fits;
+    if (fits || hopeless || programs.empty()) return fits || hopeless;
     request.is_wide = is_wide;
     const auto time = simulate(sized, to_plan(request, programs[0].program));
     if (const auto fitting =
@@ -229,8 +241,10 @@ class Stages {
     const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
     int first = 0;
     for (size_t s = 0; s < grouping.size(); ++s) {
-      auto stage = stage_of(grouping[s], sized, microbatches);
-      if (!stage) return;
+      double seconds = 0;  // of all layers
+      auto stage = stage_of(grouping[s], sized, microbatches, seconds);
+      if (!stage || is_hopeless(seconds * layers[s] / static_cast<double>(sized.graph->layers.size())))
+        return;
       stage->first_layer = first;
       stage->layers = layers[s];
       first += layers[s];
@@ -260,7 +274,8 @@ class Stages {
 
   // Devices that share layers by the program that suits them, found for all layers, though the stage runs
   // some of them.
-  std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches) {
+  std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches,
+                                double& seconds) {
     Stage stage;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
     if (devices.size() == 1) return stage;
@@ -277,6 +292,7 @@ class Stages {
     const auto [entry, fresh] = known_.emplace(std::move(key), std::nullopt);
     if (fresh) entry->second = program_of(group, sized, microbatches);
     if (!entry->second) return std::nullopt;
+    seconds = entry->second->seconds;
     stage.shares = entry->second->shares;
     stage.sharding = entry->second->sharding;
     return stage;
@@ -291,12 +307,14 @@ class Stages {
   struct Cut {
     Shares shares;
     StageSharding sharding;
+    double seconds = 0;  // of a step of all layers
   };
   std::optional<Cut> program_of(const DeviceGroup& group, const SizedGraph& sized, int microbatches) {
     const PlacementTable& table = table_of(sized);
     const auto found = programs_to_try({&table, &group, microbatches, {}, sized.microbatch}, false);
     if (found.empty()) return std::nullopt;
-    return Cut{found[0].program.shares, along_one_axis(sharding_of(table, found[0].program))};
+    return Cut{found[0].program.shares, along_one_axis(sharding_of(table, found[0].program)),
+               seconds_of(found[0].cost)};
   }
 
   const StagesRequest& request_;

@@ -23,6 +23,7 @@ struct StagesRequest {
   int batch = 1;
   const Plan* rival = nullptr;  // of the 3D planner; of a micro-batch size that `graphs` has
   bool pipelines = false;       // those alone; else one stage of all devices, and the rival
+  double rival_seconds = 0;     // of these alone: what the rival was found to take; 0: not known
 };
 
 struct StagesCandidate {
@@ -39,7 +40,9 @@ struct StagesAnswer {
 };
 
 // Where no program over all devices cuts state, pipelines of whole replicas do as well. Of clusters and plans
-// that are large nothing is tried. One stage is also cut along two axes (grids.h).
+// that are large nothing is tried, and what costs more than twice the rival's time is not simulated: were all
+// communication behind the arithmetic, it would still be slower. One stage is also cut along two axes
+// (grids.h).
 StagesAnswer plan_stages(const StagesRequest& request);
 
 // What one device computes of a layer relative to others, by layer: FLOPs of all its nodes.

@@ -55,7 +55,7 @@ end
 
 -- The options given and the folder; all mistakes at once.
 local function take(name, options, words)
-  local given, problems = subcommand.take(options, words)
+  local given, problems = subcommand.take(options, words, true)
   local names = {}
   for i, option in ipairs(options) do names[i] = "--" .. option[1] end
   for _, word in ipairs(not given.recipe and native.arguments or {}) do

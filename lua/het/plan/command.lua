@@ -318,6 +318,8 @@ local function check_alone(words)
   end
 end
 
+local patience = 10   -- seconds between two words about a planning that takes long
+
 --- `hetrun plan RECIPE`; returns the exit code.
 function commands.plan(program, ...)
   if text.contains(native.arguments or {}, "--types") and not native.settings.help then
@@ -327,7 +329,17 @@ function commands.plan(program, ...)
   local run, cluster, given = take(program, "plan", "finds the best plan for a cluster and explains it", { ... })
   if not run then return cluster end
   given.cheaper = not given.old and not given.fallbacks and not given.lua
-  local answer = planning.begin(run, cluster, given)()
+  local wait, is_done = planning.begin(run, cluster, given)
+  local began = native.clock()
+  local said = began
+  while not is_done(patience) do
+    local now = native.clock()
+    if now - said >= patience and not native.settings.quiet then
+      said = now
+      native.write("stderr", ("planning for %.0f s: %s\n"):format(now - began, given.phase or "plans are simulated"))
+    end
+  end
+  local answer = wait()
   if not answer.feasible then
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
   end

@@ -276,7 +276,7 @@ local function figures(report)
   }
   if report.bubble then   -- a simulation of layers
     table.insert(list, 2, { text.count(report.tokens_per_second), report.unit .. " a second" })
-    table.insert(list, 3, { ("%.1f %%"):format(100 * report.bubble), "bubble" })
+    table.insert(list, 3, { ("%.1f %%"):format(100 * report.bubble), "idle, of all devices" })
     list[#list + 1] = { ("%.1f %%"):format(100 * report.gap), "above what no plan can beat" }
   end
   if (report.price_per_hour or 0) > 0 then
@@ -472,10 +472,10 @@ local function fallbacks(answer)
       local moved = fallback.report.moved
       rest = ('<td class="number">%s</td><td class="number">%+.1f %%</td><td>%s%s%s</td>'):format(
         escape(native.show_seconds(fallback.report.step_seconds)),
-        100 * (fallback.report.step_seconds / answer.report.step_seconds - 1), escape(text.bytes(moved.bytes)),
-        moved.bytes > moved.unavailable_bytes and " in " .. escape(native.show_seconds(moved.seconds)) or "",
+        100 * (fallback.report.step_seconds / answer.report.step_seconds - 1),
+        escape(text.bytes(moved.bytes - moved.unavailable_bytes)), " in " .. escape(native.show_seconds(moved.seconds)),
         moved.unavailable_bytes > 0
-          and (", of it %s from a snapshot"):format(escape(text.bytes(moved.unavailable_bytes))) or "")
+          and (", and %s from a snapshot"):format(escape(text.bytes(moved.unavailable_bytes))) or "")
     else
       rest = ('<td colspan="3">no plan: %s</td>'):format(escape(table.concat(fallback.problems, "; ")))
     end

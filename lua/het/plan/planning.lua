@@ -173,13 +173,14 @@ local function sizes_of(batch, planned, most)
 end
 
 -- A sharding program for all devices, beside the planner's answer; or pipelines whose stages run such programs.
-local function begin_programs(run, cluster, answer, pipelines)
+local function begin_programs(run, cluster, answer, pipelines, rival_seconds)
   local plan = planning.from_lua(answer.lua)
   local batch, graphs = run.arguments.batch, {}
   for i, size in ipairs(sizes_of(batch, plan.microbatch, pipelines and 8 or 2)) do
     graphs[i] = { size, run:graph_for_search(size) }
   end
-  return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan, pipelines = pipelines })
+  return native.sharded_stages(graphs, { cluster = cluster, batch = batch, plan = plan, pipelines = pipelines,
+    rival_seconds = rival_seconds })
 end
 
 -- What both found together.
@@ -233,7 +234,7 @@ end
 -- @tparam table given `policy`, `objective`, `without` (names), `profile`, `old` (a plan), `near`, `fallbacks`,
 -- `cheaper` (also look for a part of the cluster that is nearly as fast and much cheaper); and
 -- `html` or `trace` when events are wanted; `quick`: others wait, so no sharding programs are tried; `gentle`: it
--- leaves the cores to others most of the time
+-- leaves the cores to others most of the time. `phase` is set to what is done, as a sentence, where that takes long
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
 -- native.sharded_stages found); where `lua` is such a plan, its step_seconds, from the programs of all ranks, and
@@ -257,9 +258,11 @@ function planning.begin(run, cluster, given)
     if not answer then
       answer = planned:wait()
       planned = answer.feasible and tries_programs(given) and begin_programs(run, cluster, answer) or nil
+      given.phase = planned and ("a plan takes %s a step; sharding programs are tried beside it (--without=%s leaves "
+        .. "them out)"):format(native.show_seconds(planning.step_seconds(answer)), programs)
     elseif not found then
       found = planned:wait()
-      planned = found.cuts_state and begin_programs(run, cluster, answer, true) or nil
+      planned = found.cuts_state and begin_programs(run, cluster, answer, true, found.rival_seconds) or nil
     else
       found, planned = joined(found, planned:wait()), nil
     end

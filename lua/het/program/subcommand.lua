@@ -7,9 +7,10 @@ local subcommand = {}
 --- Take a command's options out of the words of the command line; the recipe's stay in native.arguments.
 -- @tparam table options list of { name, VALUE or nil, sentence, path = "read" or "write" of one that names a file }
 -- @tparam {string,...} words the command's other words: `--name value` takes its value from them
+-- @tparam[opt] boolean once one that is given again is the recipe's, which may have an option of that name
 -- @treturn table what was given, by name: the value, or true
 -- @treturn {string,...} a sentence for each mistake
-function subcommand.take(options, words)
+function subcommand.take(options, words, once)
   local given, rest, problems, taken = {}, {}, {}, {}
   for i, word in ipairs(native.arguments or {}) do
     local name, value = word:match("^%-%-([^=]+)=(.*)$")
@@ -18,7 +19,7 @@ function subcommand.take(options, words)
     for _, option in ipairs(options) do
       if option[1] == name then known = option end
     end
-    if not known or given[name] then   -- once more it is the recipe's, which may have an option of that name
+    if not known or once and given[name] then
       rest[#rest + 1] = word
     elseif known[2] and not value and words[tonumber(native.followers[i])] then
       taken[#taken + 1] = tonumber(native.followers[i])
