@@ -91,11 +91,24 @@ local function filled(name, value)
   end
 end
 
+-- Drawn numbers; in a function that is traced only from a seed, for they are drawn once.
+local function drawn(name, draw)
+  return function(...)
+    local _, _, seed = ...
+    if seed == nil and require("het.nn.builder").traces then
+      errors.usage("het.%s in a forward or a loss is drawn once, when the model is built, and is the same in every "
+        .. "step; fixed numbers need a seed, het.%s(shape, \"f32\", 1), and nn.dropout draws in every step", name, name)
+    end
+    return draw(...)
+  end
+end
+local randn, uniform = drawn("randn", native.randn), drawn("uniform", native.uniform)
+
 document("randn", "het.randn(rows, columns, ... [, dtype [, seed]]) or het.randn({rows, ...} [, dtype [, seed]])",
   "A tensor of normal random numbers.", "het.randn(3, 4)",
-  function(...) return native.randn(shape_of("randn", ...)) end)
+  function(...) return randn(shape_of("randn", ...)) end)
 document("uniform", "het.uniform({rows, ...} [, dtype [, seed]])", "A tensor of random numbers between -1 and 1.",
-  "het.uniform({ 3, 4 })", native.uniform)
+  "het.uniform({ 3, 4 })", uniform)
 document("full", "het.full({rows, ...}, value [, dtype])", "A tensor with one value everywhere.",
   "het.full({ 2, 3 }, 0.5)", native.full)
 document("zeros", "het.zeros(rows, columns, ... [, dtype]) or het.zeros({rows, ...} [, dtype])",

@@ -19,6 +19,9 @@ Builder.__index = Builder
 
 local builder = {}
 
+--- Whether functions of the recipe are traced now, whose tensors become constants.
+builder.traces = false
+
 --- The layer that a reference's parameters are in: a name that no layer of a recipe has.
 builder.reference_name = "(reference)"
 

@@ -378,7 +378,13 @@ local function simulated(run, cluster, given, plan, name)
     answer = native.simulate(graph, request)
   end
   local function say(format, ...) native.write("stderr", (name and name .. ": " or "") .. format:format(...)) end
-  if answer.over_bytes then say("it does not fit: a device lacks %s\n", text.bytes(answer.over_bytes)) end
+  if answer.over_bytes then
+    local fullest
+    for _, device in ipairs(answer.report.devices) do
+      if not fullest or device.free_bytes < fullest.free_bytes then fullest = device end
+    end
+    say("it does not fit: %s lacks %s\n", fullest.device, text.bytes(answer.over_bytes))
+  end
   if plan.sequence and not has_sharding(plan) then
     say("sequence = true is simulated as without: it sends as many bytes and needs less memory than is said\n")
   end
@@ -395,7 +401,9 @@ local function simulate_all(run, cluster, given)
     local answer = simulated(run, cluster, given, each.plan, each.name)
     plans[i] = { name = each.name, step_seconds = answer.report.step_seconds, link_spread = answer.link_spread,
       over_bytes = answer.over_bytes or 0, lua = answer.lua, report = answer.report }
-    ranked[i] = { name = each.name, seconds = answer.report.step_seconds, cases = answer.link_spread.cases }
+    if not answer.over_bytes then
+      ranked[#ranked + 1] = { name = each.name, seconds = answer.report.step_seconds, cases = answer.link_spread.cases }
+    end
     wide = math.max(wide, text.width(each.name))
   end
   local function line(name, ...)
@@ -403,11 +411,12 @@ local function simulate_all(run, cluster, given)
   end
   line("plan", "a step", "with other links")
   for _, plan in ipairs(plans) do
-    line(plan.name, native.show_seconds(plan.step_seconds), ("%s to %s"):format(
-      native.show_seconds(plan.link_spread.least), native.show_seconds(plan.link_spread.most)))
+    line(plan.name, native.show_seconds(plan.step_seconds), ("%s to %s%s"):format(
+      native.show_seconds(plan.link_spread.least), native.show_seconds(plan.link_spread.most),
+      plan.over_bytes > 0 and "; does not fit" or ""))
   end
-  local ranking = native.rank_plans(ranked, planning.name_of(run), run.arguments.batch)
-  lines[#lines + 1] = ("fastest: %s"):format(ranking.fastest)
+  local ranking = #ranked > 0 and native.rank_plans(ranked, planning.name_of(run), run.arguments.batch) or {}
+  lines[#lines + 1] = ranking.fastest and ("fastest: %s"):format(ranking.fastest) or "none of them fits"
   if ranking.warning then lines[#lines + 1] = text.wrap("warning: " .. ranking.warning, 118, "  ") end
   local json = native.settings.json
   if not native.settings.quiet or not json then

@@ -117,12 +117,14 @@ function graphs.loss(b, spec)
     if spec.loss then b.graph:join_classifiers(custom.ranges()) end
     return b.added_loss and op.add(loss, b.added_loss) or loss
   end
+  builder.traces = true
   local ok, result = xpcall(compute, function(problem)
     -- A function that returns the result of a call has no frame any more.
     place = b.own and (source.place(builder.call) or source.place_of_return(b.own)) or source.place(compute) or b.place
       or rawget(spec.model, "place")
     return problem
   end)
+  builder.traces = false
   if ok then return result end
   if place and type(result) == "table" and result.kind == "usage" then
     result.message, result.sentence = place .. ": " .. result.message, place .. ": " .. result.sentence
