@@ -63,7 +63,8 @@ std::string reason(const CostTable& costs, double free, const PlanLayout& layout
   const bool more = layers < costs.layers;
   const double layer = bytes / layers;
   if (free < 0)
-    return fmt::format("memory: {} are lacking{}", show_bytes(-free), recompute ? " though it recomputes" : "");
+    return fmt::format("memory: {} are lacking{}", show_bytes(-free),
+                       recompute ? " though it recomputes" : "");
   if (use.busy_seconds >= 0.97 * busiest) return what_fills(parts, pipeline);
   if (more && free < layer)
     return fmt::format("memory: another layer takes {}, {} are free{}", show_bytes(layer), show_bytes(free),

@@ -19,6 +19,50 @@ int bucket_of(const Composition& composition, int microbatches) {
   return std::max(bucket, 1);
 }
 
+// Whether some of a composition's nodes reach each other much more slowly than others: then the order of its
+// stages decides.
+bool has_slow_links(const Composition& composition, const CostTable& costs) {
+  double least = 0, most = 0;
+  for (size_t a = 0; a < composition.size(); ++a)
+    for (size_t b = a + 1; b < composition.size(); ++b) {
+      if (composition[a] == 0 || composition[b] == 0) continue;
+      const double rate = costs.link(static_cast<int>(a), static_cast<int>(b)).bytes_per_second;
+      least = least == 0 ? rate : std::min(least, rate);
+      most = std::max(most, rate);
+    }
+  return most > kUnevenLinks * least;
+}
+
+// The bound of 1F1B with the links between nodes: a boundary passes each twice a micro-batch, once in each
+// direction, and the stages that share a parameter sum its gradient at the end.
+double seconds_with_links(const PipelineDraft& draft, const CostTable& costs, int microbatches) {
+  const std::vector<int>& nodes = draft.nodes;
+  double sum = draft.solution.sum, longest = draft.solution.longest, shared_seconds = 0;
+  std::vector<int> ends;  // of stages: layers before
+  int layer = 0;
+  for (size_t s = 0; s < nodes.size(); ++s) {
+    ends.push_back(layer += draft.solution.layers[s]);
+    if (s + 1 == nodes.size() || nodes[s] == nodes[s + 1]) continue;
+    const double hop =
+        costs.link(nodes[s], nodes[s + 1]).seconds(costs.boundary[static_cast<size_t>(layer - 1)]);
+    sum += 2 * hop;
+    longest = std::max(longest, hop);
+  }
+  for (const SharedParameter& shared : costs.shared) {
+    if (!shared.trained) continue;
+    double slowest = 0;  // seconds of a byte
+    int first = -1;
+    for (const int user : shared.layers) {
+      const size_t s = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), user) - ends.begin());
+      if (first >= 0 && nodes[s] != first)
+        slowest = std::max(slowest, 1 / costs.link(first, nodes[s]).bytes_per_second);
+      if (first < 0) first = nodes[s];
+    }
+    shared_seconds += slowest * shared.parameters * costs.tensor * costs.gradient_bytes;
+  }
+  return sum + (microbatches - 1) * longest + shared_seconds;
+}
+
 }  // namespace
 
 const StageSolution& CompositionCache::estimate(const Composition& composition, int microbatches) {
@@ -44,7 +88,10 @@ const std::vector<PipelineDraft>& CompositionCache::solve(const Composition& com
   const auto [entry, fresh] = solutions_.try_emplace({composition, bucket});
   if (!fresh) return entry->second;
   std::vector<PipelineDraft> drafts;
-  for (const std::vector<int>& order : stage_orders(composition, solver_.costs(), limit)) {
+  const CostTable& costs = solver_.costs();
+  const bool slow_links = !small_ && has_slow_links(composition, costs);
+  if (slow_links) limit = std::max(limit, kOrdersOfSlowLinks);
+  for (const std::vector<int>& order : stage_orders(composition, costs, limit)) {
     if (small_) {
       for (StageSolution& found : solver_.compromises(order, bucket))
         drafts.push_back({order, std::move(found), bucket});
@@ -53,9 +100,11 @@ const std::vector<PipelineDraft>& CompositionCache::solve(const Composition& com
       if (found.feasible) drafts.push_back({order, std::move(found), bucket});
     }
   }
-  std::stable_sort(drafts.begin(), drafts.end(), [&](const PipelineDraft& a, const PipelineDraft& b) {
-    return a.solution.seconds(bucket) < b.solution.seconds(bucket);
-  });
+  const auto seconds = [&](const PipelineDraft& draft) {
+    return slow_links ? seconds_with_links(draft, costs, bucket) : draft.solution.seconds(bucket);
+  };
+  std::stable_sort(drafts.begin(), drafts.end(),
+                   [&](const PipelineDraft& a, const PipelineDraft& b) { return seconds(a) < seconds(b); });
   if (drafts.empty()) return entry->second;
   if (small_ && drafts.size() > 1) {
     std::vector<std::pair<double, size_t>> ranking;

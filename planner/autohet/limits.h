@@ -77,6 +77,9 @@ inline constexpr size_t kFirstOrders = 6, kFirstOrdersSmall = 200;  // until one
 inline constexpr size_t kRanked = 400;     // drafts that are simulated alone, the best by the bound
 inline constexpr double kNearBest = 1.25;  // times the best by the bound: what is worse is not simulated
 inline constexpr size_t kClimbed = 12;     // orders whose best draft moves layers
+// Where some links have less than half of the bandwidth of others, so many orders of stages are tried.
+inline constexpr double kUnevenLinks = 2;
+inline constexpr size_t kOrdersOfSlowLinks = 200;
 
 }  // namespace compositions
 

@@ -16,6 +16,22 @@ class Plans(Case):
                                         '--context=2048', '--batch=64')['report']['step_seconds'])
         self.assertLessEqual(seconds[0], seconds[1] * (1 + 1e-9))
 
+    def test_a_slow_link_between_two_of_three_machines_costs_no_machine(self):
+        (self.folder / 'large.lua').write_text('''local het = require "het"
+local corpus = het.data.text { path = "text.txt", tokenizer = "byte" }
+return het.train { data = corpus, batch = 96, steps = 1, precision = "bf16", optimizer = het.optim.adamw { lr = 1e-4 },
+  model = het.nn.gpt { vocab = 50257, context = 2048, width = 2048, layers = 24, heads = 16 } }''')
+
+        def plan(*names):
+            nodes = ', '.join(f'het.node {{ name = "{name}", type = "A100-80", devices = 4 }}' for name in names)
+            link = 'het.link { from = "a", to = "c", bandwidth = "100 Mbit/s", latency = "10 ms" }' if 'a' in names else ''
+            (self.folder / 'cluster.lua').write_text(f'local het = require "het"\nreturn het.cluster {{ bandwidth = "100 Gbit/s", '
+                                                     f'latency = "10 us", {nodes}, {link} }}')
+            return self.json_of('plan', 'large.lua', '--cluster=cluster.lua', '--without=sharding_programs')['report']
+        three, two = plan('a', 'b', 'c'), plan('b', 'c')
+        self.assertEqual(three['idle'], [])
+        self.assertLess(three['step_seconds'], 0.75 * two['step_seconds'])
+
     def test_every_device_and_figure_is_told(self):
         out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')
         for words in ('device', 'layers', 'memory', 'free', 'busy', 'why', 'tokens/s', 'devices idle', 'exposed communication',
