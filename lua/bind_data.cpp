@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "core/base/base64.h"
 #include "core/base/units.h"
@@ -236,6 +237,10 @@ int save_files(lua_State* L) {
       files.push_back({path, [path, text = json_file_at(L, file + 3)] { write_file(path, text, true); }});
     lua_settop(L, file - 1);
   }
+  std::set<std::string> folders;
+  for (const SavedFile& file : files)
+    if (const std::string folder = folder_of(file.path.text); folders.insert(folder).second)
+      remove_unfinished(file.path.with(folder));
   return Convert<SavingHandle>::push(L, std::make_shared<Saving>(std::move(files)));
 }
 bool saving_done(SavingHandle& saving) { return saving->done(); }

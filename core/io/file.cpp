@@ -65,6 +65,7 @@ Descriptor open_to_read(const Path& path, struct stat& state) {
 }
 
 constexpr const char* kStaged = ".next";
+constexpr std::string_view kWriting = ".writing-";  // and the process
 
 bool flush_folder_of(const Path& path) {
   const int error = -path.opener().flush_folder_of(path.text);
@@ -177,8 +178,25 @@ void MappedFile::make_writable(int64_t begin, int64_t count) const {
                      std::strerror(errno));
 }
 
+void remove_unfinished(const Path& folder) {
+  const auto ended = [](const std::string& name) {
+    const size_t at = name.rfind(kWriting);
+    if (at == name.npos || at + kWriting.size() == name.size()) return false;
+    const std::string pid = name.substr(at + kWriting.size());
+    struct stat state {};
+    return pid.find_first_not_of("0123456789") == pid.npos && ::stat(("/proc/" + pid).c_str(), &state) != 0 &&
+           errno == ENOENT;
+  };
+  try {
+    for (const FolderEntry& entry : list_folder(folder))
+      if (entry.kind == FileKind::file && ended(entry.name))
+        folder.opener().remove(folder.child(entry.name).text);
+  } catch (const Error&) {  // there is no such folder yet, or it cannot be read: the write says so
+  }
+}
+
 AtomicFile::AtomicFile(const Path& path)
-    : path_(resolved(path)), temporary_(path_.with(path_.text + ".writing-" + std::to_string(getpid()))) {
+    : path_(resolved(path)), temporary_(path_.with(fmt::format("{}{}{}", path_.text, kWriting, getpid()))) {
   const FileKind kind = kind_of(path_);
   if (kind != FileKind::none && kind != FileKind::file)
     fail_usage("cannot write '{}': it is {}", path_.text,

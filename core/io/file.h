@@ -100,6 +100,10 @@ Path staged_path(const Path& path);
 void commit_staged(const Path& path);
 void drop_staged(const Path& path);
 
+// Remove what processes that have ended without finishing it, as when they were killed, were writing into
+// this folder.
+void remove_unfinished(const Path& folder);
+
 // Add `text` at the end of a file, which is created where it is missing. Throws Error.
 void append_file(const Path& path, std::string_view text);
 // Make a folder and those that it lies in. Throws Error(usage).

@@ -8,6 +8,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/unit/io/scratch.h"
@@ -73,6 +74,23 @@ TEST_CASE("writing through a link replaces what it leads to and keeps the link")
   struct stat state {};
   REQUIRE(lstat(link.c_str(), &state) == 0);
   CHECK(S_ISLNK(state.st_mode));
+}
+
+TEST_CASE("what processes that have ended were writing is removed, what others write is not") {
+  const Scratch scratch;
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  const std::string dead = scratch.path("model.writing-" + std::to_string(child)),
+                    alive = scratch.path("model.writing-" + std::to_string(getpid())),
+                    other = scratch.path("notes.writing-up");
+  for (const std::string& path : {dead, alive, other}) write_file(path, "x");
+  remove_unfinished(scratch.path("nowhere"));
+  remove_unfinished(scratch.folder());
+  CHECK(kind_of(dead) == FileKind::none);
+  CHECK(kind_of(alive) == FileKind::file);
+  CHECK(kind_of(other) == FileKind::file);
 }
 
 TEST_CASE("a staged file stands beside the old one until it is put in its place") {
