@@ -1,5 +1,6 @@
-// The dropout mask: a pure function of (seed, stream, step, sample, element), so that every device and every
-// plan drops the same elements, and the backward pass draws the mask again instead of keeping it.
+// The dropout mask, and numbers that are drawn likewise: a pure function of (seed, stream, step, sample,
+// element), so that every device and every plan drops the same elements, and the backward pass draws the mask
+// again instead of keeping it.
 //
 // `stream` is the hash of the layer's name; `sample` counts samples within the step over all ranks and
 // micro-batches; `element` counts row-major within one sample. One Philox call serves four elements. Also
@@ -25,5 +26,8 @@ constexpr bool dropout_keeps(uint32_t word, float p) { return uniform_of(word) >
 constexpr bool dropout_keeps(PhiloxKey key, int64_t step, int64_t sample, int64_t element, float p) {
   return dropout_keeps(dropout_words(key, step, sample, element / 4)[static_cast<size_t>(element % 4)], p);
 }
+
+// What "uniform" makes of a word: above 0 and below 1, in steps of 2^-24, so that it has a logarithm.
+constexpr float uniform_inside(uint32_t word) { return uniform_of(word) + 0x1p-25f; }
 
 }  // namespace het

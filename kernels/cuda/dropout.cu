@@ -1,6 +1,6 @@
-// Dropout: the mask of core/ops/dropout.h. A thread takes 8 elements, which are two draws of Philox: 2 * 10
-// rounds of two wide multiplications and two exclusive ors, some 50 cycles of a multiprocessor for a warp's
-// 256 elements, as many as their bytes take in bf16.
+// Dropout and uniform numbers: the draws of core/ops/dropout.h. A thread takes 8 elements, which are two
+// draws of Philox: 2 * 10 rounds of two wide multiplications and two exclusive ors, some 50 cycles of a
+// multiprocessor for a warp's 256 elements, as many as their bytes take in bf16.
 #include <cmath>
 
 #include "core/ops/dropout.h"
@@ -22,9 +22,21 @@ struct Dropping {
   Divisor units;                      // of a sample, the last one perhaps partly filled
 };
 
-template <typename T>
+// What becomes of an element's value by the word that is drawn for it.
+struct Drop {
+  static constexpr bool kReads = true;
+  static __device__ float value(float x, uint32_t word, const Dropping& d) {
+    return word >> 8 >= d.threshold ? x * d.scale : 0.0f;
+  }
+};
+struct Uniform {
+  static constexpr bool kReads = false;
+  static __device__ float value(float, uint32_t word, const Dropping&) { return uniform_inside(word); }
+};
+
+template <typename T, typename What>
 __global__ void __launch_bounds__(kThreads)
-    drop(const T* x, const int64_t* counter, T* y, const __grid_constant__ Dropping d,
+    draw(const T* x, const int64_t* counter, T* y, const __grid_constant__ Dropping d,
          const __grid_constant__ SliceMap place, bool packed) {
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const auto sample = static_cast<int64_t>(d.units.quotient(unit));
@@ -37,22 +49,20 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < count; ++k) {
       const int64_t own = place.at(at + k, d.samples * d.each).element - whole_sample * d.whole_each;
       const auto words = dropout_words(d.key, counter[0], counter[1] + whole_sample, own / 4);
-      const float value = to_float(x[at + k]);
-      y[at + k] = from_float<T>(words[own % 4] >> 8 >= d.threshold ? value * d.scale : 0.0f);
+      y[at + k] = from_float<T>(What::value(What::kReads ? to_float(x[at + k]) : 0.0f, words[own % 4], d));
     }
     return;
   }
-  float v[kElements];
-  if (packed)
+  float v[kElements] = {};
+  if (What::kReads && packed)
     load(v, x + at);
-  else
+  else if (What::kReads)
     for (int k = 0; k < kElements; ++k) v[k] = k < count ? to_float(x[at + k]) : 0.0f;
 #pragma unroll
   for (int half = 0; half < kElements / 4; ++half) {
     const auto words = dropout_words(d.key, counter[0], counter[1] + whole_sample, first / 4 + half);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      v[4 * half + k] = words[k] >> 8 >= d.threshold ? v[4 * half + k] * d.scale : 0.0f;
+    for (int k = 0; k < 4; ++k) v[4 * half + k] = What::value(v[4 * half + k], words[k], d);
   }
   if (packed) {
     Pack<T, kElements> pack;
@@ -64,7 +74,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Context& context) {
+template <typename What>
+std::unique_ptr<Kernel> prepare(const KernelRequest& request, const Context& context) {
   const TensorType& type = request.inputs[0].type;
   require_packed(request, request.inputs[0]);
   require_packed(request, request.outputs[0]);
@@ -83,7 +94,7 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Cont
   return for_float(request, type.dtype, [&]<typename T>(T) {
     return make_kernel([=, &context](const KernelArguments& a) {
       const bool packed = packs(a.in<T>(0), d.each, kElements) && packs(a.out<T>(0), d.each, kElements);
-      launch(context, drop<T>, static_cast<unsigned>(grid), kThreads, 0, a.in<T>(0), a.in<int64_t>(1),
+      launch(context, draw<T, What>, static_cast<unsigned>(grid), kThreads, 0, a.in<T>(0), a.in<int64_t>(1),
              a.out<T>(0), d, place, packed);
     });
   });
@@ -91,6 +102,6 @@ std::unique_ptr<Kernel> prepare_dropout(const KernelRequest& request, const Cont
 
 }  // namespace
 
-std::vector<Entry> dropout_kernels() { return {{"dropout", prepare_dropout}}; }
+std::vector<Entry> dropout_kernels() { return {{"dropout", prepare<Drop>}, {"uniform", prepare<Uniform>}}; }
 
 }  // namespace het::HET_CUDA

@@ -24,8 +24,26 @@ std::unique_ptr<Kernel> dropout(const KernelRequest& request) {
   });
 }
 
+std::unique_ptr<Kernel> uniform(const KernelRequest& request) {
+  const PhiloxKey key = philox_key(static_cast<uint64_t>(request.attributes.get<int64_t>("seed", 0)),
+                                   static_cast<uint64_t>(request.attributes.get<int64_t>("stream", 0)));
+  const Shape& shape = request.inputs[0].type.shape;
+  const SliceMap place = places_of(request.attributes, shape);
+  const int64_t each = whole_sample_elements(request.attributes, shape);
+  return kernel_of(request, [=](const Operands& o) {
+    const View y = o.out(0);
+    const auto* counter = o.arguments.in<int64_t>(1);  // step, first sample
+    for (int64_t i = 0; i < y.elements(); ++i) {
+      const int64_t at = place.at(i, y.elements()).element, sample = counter[1] + at / each,
+                    element = at % each;
+      const auto words = dropout_words(key, counter[0], sample, element / 4);
+      y.set(i, uniform_inside(words[static_cast<size_t>(element % 4)]));
+    }
+  });
+}
+
 }  // namespace
 
-std::vector<KernelEntry> dropout_kernels() { return {{"dropout", dropout}}; }
+std::vector<KernelEntry> dropout_kernels() { return {{"dropout", dropout}, {"uniform", uniform}}; }
 
 }  // namespace het::reference

@@ -97,7 +97,8 @@ local function drawn(name, draw)
     local _, _, seed = ...
     if seed == nil and require("het.nn.builder").traces then
       errors.usage("het.%s in a forward or a loss is drawn once, when the model is built, and is the same in every "
-        .. "step; fixed numbers need a seed, het.%s(shape, \"f32\", 1), and nn.dropout draws in every step", name, name)
+        .. "step; self.builder:%s(x) draws in every step, and fixed numbers need a seed, het.%s(shape, \"f32\", 1)",
+        name, name == "randn" and "normal" or name, name)
     end
     return draw(...)
   end

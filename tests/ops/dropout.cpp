@@ -28,6 +28,16 @@ std::vector<Case> dropout_cases() {
   part({2, 5, 70}, "[:, :, 3:40+41:42+50:70]");
   part({9, 33}, "[2:3+5:9, :]");
   part({9, 4, 33}, "[2:3+5:9, :, 1:30]");
+  for (size_t i = 0, dropped = cases.size(); i < dropped; ++i)
+    if (cases[i].attributes.get<double>("p") == 0.5) {
+      Case drawn{"uniform", cases[i].inputs, {{"seed", int64_t{42}}, {"stream", int64_t{7}}}};
+      if (cases[i].attributes.has("slice")) {
+        drawn.attributes.set("slice", cases[i].attributes.get<std::string>("slice"));
+        drawn.attributes.set("whole", cases[i].attributes.get<Shape>("whole"));
+      }
+      drawn.dtypes = {DType::f32};
+      cases.push_back(std::move(drawn));
+    }
   // Steps and samples past 32 bits of either count.
   cases.push_back({"dropout",
                    {T({2, 37}), I64({3000000, 4294967290.0}, {2})},

@@ -71,6 +71,33 @@ return het.train(student)''')
         self.assertLess(json.loads(done.stdout.splitlines()[-1])['validation_loss'], 0.01)
 
 
+class Noise(Case):
+    def test_layers_draw_in_each_step_anew_and_under_every_plan_alike(self):
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local opt = het.options { kind = { "normal", "" }, precision = { "f32", "", choices = { "f32", "bf16" } } }
+return het.train { batch = 64, microbatch = 16, steps = 6, precision = opt.precision,
+  model = het.nn.layer { parameters = { w = { 1, init = "ones" } },
+    forward = function(self, x) return self.builder[opt.kind](self.builder, x) * self.w end },
+  data = het.data.pairs { inputs = het.randn({ 256, 40 }, "f32", 1), labels = het.zeros { 256, 40 }, holdout = 64 / 256 },
+  evaluate = { every = 2, batches = 1 }, optimizer = het.optim.sgd { lr = 1e-30 } }''')
+
+        def losses(*words):
+            self.metrics.unlink(missing_ok=True)
+            self.run_recipe('--quiet', *words)
+            lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            return [line['loss'] for line in lines if 'loss' in line], list(self.validation().values())
+        for kind, square in (('normal', 1), ('uniform', 1 / 3)):   # the mean of 2,560 squares
+            steps, held = losses(f'--kind={kind}')
+            self.assertEqual(len(set(steps)), 6)
+            self.assertEqual(len(set(held)), 1)
+            for loss in steps + held:
+                self.assertAlmostEqual(loss, square, delta=0.15 * square)
+            for one, two in zip(steps, losses(f'--kind={kind}', '--workers=2')[0]):
+                self.assertAlmostEqual(one, two, delta=1e-6)
+            for one, two in zip(steps, losses(f'--kind={kind}', '--precision=bf16')[0]):
+                self.assertAlmostEqual(one, two, delta=1e-2)
+
+
 class EarlyStopping(Case):
     def test_a_run_ends_when_no_loss_is_lower(self):
         err, result = self.run_recipe('--falls=6', '--patience=3', '--save=model')

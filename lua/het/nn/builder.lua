@@ -87,6 +87,8 @@ handle.class({ kind = "builder", fields = { "mode", "precision" }, methods = {
     end
     return self:dropout(x, probability)
   end, "dropout(x, probability)" },
+  uniform = { function(self, x) return self:uniform((define.expect("builder:uniform", x, "value"))) end, "uniform(x)" },
+  normal = { function(self, x) return self:normal((define.expect("builder:normal", x, "value"))) end, "normal(x)" },
   begin_layer = { function(self, name) self:begin_layer(define.expect("builder:begin_layer", name, "string")) end,
     "begin_layer(name)" },
 }, show = function(self) return ("builder of layer %s"):format(self:path()) end }, Builder)
@@ -216,6 +218,25 @@ function Builder:dropout(x, probability)
   self.drops = (self.drops or 0) + 1
   local stream = stream_of(("%s#%d"):format(self:path(), self.drops))
   return op.dropout(x, self:counter(), { p = probability, seed = self.seed, stream = stream })
+end
+
+-- The counter of what is drawn: while training that of the micro-batch, else one that never changes.
+local function counter_of_draw(self)
+  return self.mode == "train" and self:counter() or native.tensor({ 0, 0 }, "i64")
+end
+
+--- Random numbers above 0 and below 1 in the shape of x, which has samples first: f32. Drawn in each step anew, the
+-- same under every plan; in evaluations they are always the same.
+function Builder:uniform(x)
+  self.draws = (self.draws or 0) + 1
+  local stream = stream_of(("%s uniform#%d"):format(self:path(), self.draws))
+  return (op.uniform(op.cast(x, { dtype = "f32" }), counter_of_draw(self), { seed = self.seed, stream = stream }))
+end
+
+--- The same of normal numbers, with a mean of 0 and a variance of 1, by the method of Box and Muller (1958).
+function Builder:normal(x)
+  local radius = op.sqrt(op.scale(op.log(self:uniform(x)), { factor = -2 }))
+  return radius * op.cos(op.scale(self:uniform(x), { factor = 2 * math.pi }))
 end
 
 --- Train on a loss beside that of the model: its mean over the samples of a step.
