@@ -96,7 +96,7 @@ void on_interrupt(int signal) {
     if (first || again) return;
   }
   const bool earlier = pending.exchange(true) || ending.load();
-  if (earlier && !again && signal != SIGHUP) _exit(kExitCode);  // nobody asks twice by a closed terminal
+  if (earlier && !again && signal != SIGHUP) _exit(kExitCode);  // a closed terminal asks once
   if (!earlier)
     begin_to_end(signal == SIGTERM  ? &Sentences::sigterm
                  : signal == SIGHUP ? &Sentences::sighup

@@ -59,7 +59,7 @@ class Exchanges {
   explicit Exchanges(SimulatorState& state) : state_(state), costs_(state.costs) {}
 
   RingGroup group_of(const std::vector<ExchangeMember>& members);
-  // Of holders of which one has a TensorGroup.
+  // Of holders where one has a TensorGroup.
   ExchangeParts parts_of(const std::vector<LayerHolder>& holders);
   // `communicators` of a group at once, each with a tensor of `bytes`.
   ExchangeSeconds group_seconds(const RingGroup& group, CollectiveKind collective, int communicators,

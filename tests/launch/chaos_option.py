@@ -35,8 +35,7 @@ class Chaos(unittest.TestCase):
     def records(self, *words):
         """What a run reports, and what it says."""
         done = self.hetrun(f'--steps={STEPS}', '--metrics=metrics.jsonl', *words)
-        own = 'runs/spot/metrics.jsonl' if 'spot.lua' in words else 'metrics.jsonl'   # what a recipe names counts
-        lines = (self.folder / own).read_text().splitlines()
+        lines = (self.folder / 'metrics.jsonl').read_text().splitlines()   # the command line counts
         return [json.loads(line) for line in lines], done.stderr
 
     def losses(self, records):

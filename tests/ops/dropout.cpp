@@ -30,12 +30,13 @@ std::vector<Case> dropout_cases() {
   part({9, 4, 33}, "[2:3+5:9, :, 1:30]");
   for (size_t i = 0, dropped = cases.size(); i < dropped; ++i)
     if (cases[i].attributes.get<double>("p") == 0.5) {
-      Case drawn{"uniform", cases[i].inputs, {{"seed", int64_t{42}}, {"stream", int64_t{7}}}};
+      Case drawn{"uniform",
+                 {A(cases[i].inputs[0].shape).constant(), cases[i].inputs[1]},
+                 {{"seed", int64_t{42}}, {"stream", int64_t{7}}}};
       if (cases[i].attributes.has("slice")) {
         drawn.attributes.set("slice", cases[i].attributes.get<std::string>("slice"));
         drawn.attributes.set("whole", cases[i].attributes.get<Shape>("whole"));
       }
-      drawn.dtypes = {DType::f32};
       cases.push_back(std::move(drawn));
     }
   // Steps and samples past 32 bits of either count.

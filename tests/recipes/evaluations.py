@@ -72,7 +72,7 @@ return het.train(student)''')
 
 
 class Noise(Case):
-    def test_layers_draw_in_each_step_anew_and_under_every_plan_alike(self):
+    def test_layers_draw_other_numbers_in_each_step_and_the_same_under_every_plan(self):
         (self.folder / 'evaluations.lua').write_text('''local het = require "het"
 local opt = het.options { kind = { "normal", "" }, precision = { "f32", "", choices = { "f32", "bf16" } } }
 return het.train { batch = 64, microbatch = 16, steps = 6, precision = opt.precision,

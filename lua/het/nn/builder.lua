@@ -225,7 +225,7 @@ local function counter_of_draw(self)
   return self.mode == "train" and self:counter() or native.tensor({ 0, 0 }, "i64")
 end
 
---- Random numbers above 0 and below 1 in the shape of x, which has samples first: f32. Drawn in each step anew, the
+--- Random numbers above 0 and below 1 in the shape of x, which has samples first: f32. Other ones in each step, the
 -- same under every plan; in evaluations they are always the same.
 function Builder:uniform(x)
   self.draws = (self.draws or 0) + 1
