@@ -243,8 +243,10 @@ class Stages {
     for (size_t s = 0; s < grouping.size(); ++s) {
       double seconds = 0;  // of all layers
       auto stage = stage_of(grouping[s], sized, microbatches, seconds);
-      if (!stage || is_hopeless(seconds * layers[s] / static_cast<double>(sized.graph->layers.size())))
-        return;
+      // Layers differ in what they cost: a stage is not given up before it costs twice what makes a program
+      // of all layers hopeless.
+      const double own = seconds * layers[s] / static_cast<double>(sized.graph->layers.size());
+      if (!stage || is_hopeless(own / 2)) return;
       stage->first_layer = first;
       stage->layers = layers[s];
       first += layers[s];
