@@ -298,6 +298,7 @@ local function check_list(definition, given, arguments)
       mistakes.record(definition.name, nil, ("%s: item %d of %d is nil; what may be left out is added to a list with "
         .. "list[#list + 1] = item"):format(definition.name, i, last))
       sound = false
+      break
     elseif uncalled or not define.is_unknown(given[i]) and not accepts(list[1], given[i]) then
       mistakes.record(definition.name, nil, ("%s: item %d is %s"):format(definition.name, i,
         uncalled or ("%s; %s is needed"):format(text.value(given[i]), define.type_name(list[1]))))

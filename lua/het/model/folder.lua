@@ -598,12 +598,10 @@ function files.precision_of_save(model, from)
   return define.kind_of(model) == "layer" and rawget(model, "found_precision") or "f32"
 end
 
--- What a folder has that a model has no place for, as a sentence; nil where there is nothing. Where it cannot be read,
+-- What a folder has that a model has no place for, as a sentence; nil where there is nothing. Where it does not fit,
 -- what reads it later says why.
-local function unused_of(family, model, folder)
-  local ok, left = pcall(function()
-    return tensors_of.read(family, model, nested.tensors((read_tensors(folder))), folder, function() end)
-  end)
+local function unused_of(family, model, tensors, folder)
+  local ok, left = pcall(tensors_of.read, family, model, tensors, folder, function() end)
   if not ok or #left == 0 then return nil end
   return ("%s holds %s that its config.json has no place for, such as '%s': left out, also of what is saved"):format(
     folder, text.plural(#left, "tensor"), left[1])
@@ -642,13 +640,15 @@ local function load_model(folder, options)
     most_context = options.most_context })
   if not define.is_unknown(model) then
     rawset(model, "folder", folder)
-    rawset(model, "found_precision", files.precision(folder))
+    local readable, tensors = pcall(read_tensors, folder)   -- else what reads them later says why
+    tensors = readable and nested.tensors(tensors)
+    rawset(model, "found_precision", tensors and stored_as.of(tensors) or nil)
+    rawset(model, "unused", tensors and unused_of(family, model, tensors, folder) or nil)
     rawset(model, "found_config", config)
     rawset(model, "found_text", is_part and families.config_text(config)
       or native.read_text(place_of(folder, "config.json")))
     rawset(model, "left_out", is_part and ("%s holds more than a language model, such as a vision tower, which is "
       .. "left out; a saved model is a %s"):format(folder, kind) or nil)
-    rawset(model, "unused", unused_of(family, model, folder))
     local vocabulary = files.vocabulary(folder)
     rawset(model, "saved_vocabulary", vocabulary)
     rawset(model, "ends", tokenizer.ends(vocabulary, config, folder))
@@ -692,9 +692,7 @@ function files.with_weights(model, state, leaves_out)
       store[entry.name] = state:read(entry.name):to("f32"):clone()
     end
   end
-  local copy = model:copied(function(layer)
-    for _, field in ipairs { "folder", "trained" } do rawset(layer, field, nil) end
-  end)
+  local copy = model:copied(function(layer) rawset(layer, "folder", nil) end)
   rawset(copy, "store", store)
   rawset(copy, "of_run", true)
   return copy

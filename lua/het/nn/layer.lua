@@ -69,7 +69,7 @@ end
 function methods:copied(change, path)
   local copy = {}
   for key, value in pairs(self) do copy[key] = value end
-  copy.store, copy.state, copy.child_list = nil, nil, {}   -- weights belong to the layer before
+  copy.store, copy.state, copy.trained, copy.child_list = nil, nil, nil, {}   -- weights belong to the layer before
   for i, child in ipairs(self:children()) do
     local inner = child[2]
     if type(inner) ~= "function" then
@@ -366,7 +366,7 @@ local function check_parameter(layer_name, name, given)
       type(given) == "userdata" and "a tensor" or text.value(given))
   end
   for _, key in ipairs(text.keys(given)) do
-    if type(key) ~= "number" and key ~= "init" and key ~= "trained" then
+    if type(key) ~= "number" and not text.contains(names_of_parameter, key) then
       errors.usage("%s has no field '%s'%s", where, tostring(key), key == "trainable" and "; `trained` is meant"
         or suggest.sentence(tostring(key), names_of_parameter))
     end

@@ -52,8 +52,6 @@ end
 
 -- What the recipe's function makes of the model's output, and of that of the reference; and its figures.
 local function loss_of_recipe(b, spec, inputs, labels, scale)
-  -- Language models begin their layers themselves.
-  if type(spec.model) == "function" or not spec.model.class.loss then b:begin_layer("model") end
   local output = b:call(spec.model, nil, false, inputs)
   local beside = spec.reference and b:call_reference(spec.reference, reference.is_shared(spec), inputs)
   b.own = spec.loss
@@ -90,11 +88,10 @@ local function loss_of(b, spec)
   local inputs = in_precision(graph:input("inputs", spec.inputs[1], spec.inputs[2]), b.precision)
   local labels = graph:input("labels", spec.labels[1], spec.labels[2])
   local scale = graph:input("scale", "f32", { 1 }, true)
+  local own_loss = type(model) ~= "function" and model.class.loss   -- such a model begins its layers itself
+  if not own_loss then b:begin_layer("model") end
   if spec.loss then return loss_of_recipe(b, spec, inputs, labels, scale) end
-  if type(model) ~= "function" and model.class.loss then
-    return model.class.loss(model:bind(b), inputs, labels, scale)
-  end
-  b:begin_layer("model")
+  if own_loss then return own_loss(model:bind(b), inputs, labels, scale) end
   local output = b:call(model, nil, false, inputs)
   if labels.dtype == "i32" then return (op.cross_entropy(output, labels, scale)) end
   return squared_error(output, labels, scale)

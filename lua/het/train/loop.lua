@@ -343,7 +343,7 @@ local function new_reporter(self)
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,
     flops_per_token = flops_of(self),
-    metrics = not a.alone and settings.metrics ~= "" and settings.metrics or a.metrics or nil,
+    metrics = self:metrics_path(),
     every = math.max(1, math.floor(a.steps / 20)),
   }
   if settings.trace ~= "" and not a.alone then

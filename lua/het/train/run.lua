@@ -301,10 +301,15 @@ end
 --- Bytes at most: what the programs of this rank take of a GPU; elsewhere what the process took of the machine.
 function Run:peak_memory() return self.session:peak_memory() end
 
+--- The file that the run's metrics go to: that of the command line, else the recipe's; nil without.
+function Run:metrics_path()
+  local a, settings = self.arguments, native.settings or {}
+  return not a.alone and (settings.metrics or "") ~= "" and settings.metrics or a.metrics or nil
+end
+
 --- What the metrics file of the run holds, written by whichever rank speaks for the run: a list of tables.
 function Run:records()
-  local a, settings = self.arguments, native.settings or {}
-  local path = not a.alone and (settings.metrics or "") ~= "" and settings.metrics or a.metrics
+  local path = self:metrics_path()
   if not path then
     errors.usage 'run:records: this run writes no metrics; het.train { metrics = "runs/mine/metrics.jsonl" } does'
   end
