@@ -31,7 +31,6 @@ int new_control(lua_State* L) {
 }
 void control_post(ControlHandle& control, std::string status) { control->post(std::move(status)); }
 std::optional<std::string> control_earlier(ControlHandle& control) { return control->earlier(); }
-bool control_has_command(ControlHandle& control) { return control->has_command(); }
 // control, seconds that it is waited for -> id, text; nil: no command waits
 int control_command(lua_State* L) {
   constexpr double kMost = 10;
@@ -124,8 +123,7 @@ void attached_withdraw(AttachedHandle& attached, std::string id, std::string tex
 
 void add_control(lua_State* L) {
   make_class<ControlHandle>(L, {bind<&control_post>("post"), bind<&control_earlier>("earlier"),
-                                bind<&control_has_command>("has_command"), bind<&control_command>("command"),
-                                bind<&control_done>("done")});
+                                bind<&control_command>("command"), bind<&control_done>("done")});
   make_class<AttachedHandle>(L, {bind<&attached_status>("status"), bind<&attached_send>("send"),
                                  bind<&attached_withdraw>("withdraw")});
   set_functions(

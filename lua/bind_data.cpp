@@ -137,16 +137,6 @@ int push_metadata(lua_State* L, const std::map<std::string, std::string>& metada
   }
   return 2;
 }
-int safetensors_read(lua_State* L) {  // path -> {name = tensor}, {metadata}
-  const Safetensors file = read_safetensors(Convert<Path>::get(L, 1));
-  lua_newtable(L);
-  for (const auto& [name, tensor] : file.tensors) {
-    Convert<std::string>::push(L, name);
-    push_tensor(L, tensor);
-    lua_rawset(L, -3);
-  }
-  return push_metadata(L, file.metadata);
-}
 int safetensors_open(lua_State* L) {  // path -> {name = stored tensor}, {metadata}
   const StoredSafetensors file = open_safetensors(Convert<Path>::get(L, 1));
   lua_newtable(L);
@@ -571,14 +561,13 @@ void add_data(lua_State* L) {
                            {bind<&stored_transposed>("transposed"), bind<&stored_rows>("rows"),
                             bind<&stored_reshaped>("reshaped"), bind<&stored_read>("read")},
                            &stored_index);
-  set_functions(
-      L, "native.",
-      {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
-       bind<&shuffled_rows>("shuffled_rows"), bind<&counted_labels>("counted_labels"),
-       bind<&new_images>("images"), bind<&safetensors_read>("safetensors_read"),
-       bind<&safetensors_open>("safetensors_open"), bind<&stored_joined>("stored_joined"),
-       bind<&save_files>("save_files"), bind<&json_read>("json_read"), bind<&json_write>("json_write"),
-       bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
+  set_functions(L, "native.",
+                {bind<&new_corpus>("corpus"), bind<&new_tokenizer>("tokenizer"), bind<&draw>("draw"),
+                 bind<&shuffled_rows>("shuffled_rows"), bind<&counted_labels>("counted_labels"),
+                 bind<&new_images>("images"), bind<&safetensors_open>("safetensors_open"),
+                 bind<&stored_joined>("stored_joined"), bind<&save_files>("save_files"),
+                 bind<&json_read>("json_read"), bind<&json_write>("json_write"),
+                 bind<&json_encode>("json_encode"), bind<&json_decode>("json_decode")});
   lua_pushlightuserdata(L, nullptr);
   lua_setfield(L, -2, "null");
 }

@@ -69,7 +69,7 @@ void try_folder(Path path) {
       fail_usage("cannot make the folder {}: {} is no folder", folder, parent.string());
     folder = parent.string();
   }
-  const Path trial = path.with(fmt::format("{}/try.writing-{}", folder, getpid()));
+  const Path trial = path.with(unfinished_name(folder + "/try"));
   const Descriptor file(trial.opener().open(trial.text, OpenMode::replace, Purpose::data));
   if (file.number() < 0)
     fail_usage("cannot write into the folder {}: {}", folder, std::strerror(-file.number()));

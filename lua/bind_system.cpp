@@ -143,10 +143,7 @@ double random_uniform(int64_t seed, int64_t stream, int64_t index) {
   return ((static_cast<uint64_t>(words[0]) << 21) ^ (words[1] >> 11)) * 0x1p-53;
 }
 
-std::string bytes_text(double bytes) { return show_bytes(bytes); }
 std::string seconds_text(double seconds) { return show_seconds(seconds); }
-std::string count_text(double count) { return show_count(count); }
-std::string rate_text(double rate) { return show_rate(rate); }
 std::optional<std::string> nearest(std::string word, std::vector<std::string> names) {
   std::string found = nearest_name(word, names);
   if (found.empty()) return std::nullopt;
@@ -204,10 +201,7 @@ void add_system(lua_State* L) {
                  bind<&names_recipe>("name_recipe"),
                  bind<&hash>("hash"),
                  bind<&random_uniform>("random"),
-                 bind<&bytes_text>("show_bytes"),
                  bind<&seconds_text>("show_seconds"),
-                 bind<&count_text>("show_count"),
-                 bind<&rate_text>("show_rate"),
                  bind<&nearest>("nearest"),
                  bind<&bytes_from>("parse_bytes"),
                  bind<&median_of>("median"),

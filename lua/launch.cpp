@@ -1,6 +1,7 @@
 #include "lua/launch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -45,7 +46,8 @@ constexpr int kInterrupted = 130;
 constexpr std::chrono::seconds kSoon{10};
 constexpr int kMostSoon = 3;
 
-volatile std::sig_atomic_t asked_to_end = 0;
+std::atomic<int> asked_to_end = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler sets it");
 void note_signal(int signal) { asked_to_end = signal; }
 
 // A line by which a rank of an elastic run says that it speaks for the run from here on.
@@ -421,9 +423,8 @@ class Launcher {
   }
 
   void pass_on_signals() {
-    if (asked_to_end == 0) return;
-    const int signal = asked_to_end;
-    asked_to_end = 0;
+    const int signal = asked_to_end.exchange(0);
+    if (signal == 0) return;
     passed_on_ = signal;
     // From the keyboard the children have it already.
     if (signal != SIGINT || getpgrp() != tcgetpgrp(STDIN_FILENO)) send(signal);

@@ -43,19 +43,12 @@ bool has_hidden_part(const std::string& name) {
   return false;
 }
 
-// What an atomic write puts beside a file: "x" of "x", "x.next", "x.writing-123", and of one that is staged
-// again.
+// What an atomic write puts beside a file: "x" of "x", of its staged and unfinished files, and of those of a
+// staged one.
 std::string_view without_stage(std::string_view name) {
-  for (;;) {
-    const size_t at = name.rfind(".writing-");
-    if (name.ends_with(".next"))
-      name.remove_suffix(5);
-    else if (at != std::string_view::npos &&
-             name.find_first_not_of("0123456789", at + 9) == std::string_view::npos)
-      name = name.substr(0, at);
-    else
-      return name;
-  }
+  while (const auto bare = name_of_staged(name) ? name_of_staged(name) : name_of_unfinished(name))
+    name = *bare;
+  return name;
 }
 
 // The files of a saved run: recipe code reads them through the library alone.

@@ -30,8 +30,6 @@ void put_ranges(List list, const TensorSlice& slice) {
   }
 }
 
-// With its length: a text may hold zeros.
-
 unsigned count(size_t size) { return static_cast<unsigned>(size); }
 
 // --- reading

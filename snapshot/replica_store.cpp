@@ -29,8 +29,8 @@ bool stands_before(const HeldReplica& a, const HeldReplica& b) {
 
 // What a writer leaves when it is killed (AtomicFile).
 bool is_unfinished(const std::string& name) {
-  const size_t end = name.find(".writing-");
-  return end != std::string::npos && parse_snapshot_name(name.substr(0, end));
+  const auto finished = name_of_unfinished(name);
+  return finished && parse_snapshot_name(*finished);
 }
 
 std::string show(int64_t bytes) { return show_bytes(static_cast<double>(bytes)); }

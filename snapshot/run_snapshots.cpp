@@ -62,6 +62,18 @@ void make_private_folder(const std::string& path) {
 
 constexpr std::string_view kSlotPrefix = "slot-";
 
+// use(path) for each file in a folder and those in it. Other processes may remove any of them meanwhile.
+template <typename Use>
+void each_file_in(const std::filesystem::path& folder, Use use) {
+  std::error_code ignored;
+  std::filesystem::recursive_directory_iterator at(folder, ignored);
+  for (const std::filesystem::recursive_directory_iterator end; !ignored && at != end;
+       at.increment(ignored)) {
+    std::error_code gone;
+    if (at->is_regular_file(gone)) use(at->path());
+  }
+}
+
 // What a process that is gone was writing.
 bool is_orphan(const std::string& name) {
   if (!name.starts_with(kSlotPrefix)) return false;
@@ -248,13 +260,12 @@ void RunSnapshots::keep(Version version) {
 
 void RunSnapshots::remove_older() {
   if (options_.memory_folder.empty() || !kept_) return;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(options_.memory_folder, ignored)) {
-    const auto name = parse_snapshot_name(entry.path().filename().string());
+  each_file_in(options_.memory_folder, [&](const std::filesystem::path& path) {
+    const auto name = parse_snapshot_name(path.filename().string());
     // A later step of an earlier generation was trained again since.
     const bool older = name && (name->version < *kept_ || name->version.generation < kept_->generation);
-    if (older || is_orphan(entry.path().filename().string())) unlink(entry.path().c_str());
-  }
+    if (older || is_orphan(path.filename().string())) unlink(path.c_str());
+  });
 }
 
 RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk, const About& about) {
@@ -320,12 +331,10 @@ void RunSnapshots::clear_memory() {
   if (options_.memory_folder.empty()) return;
   slots_ = {};
   kept_.reset();
-  std::error_code ignored;
   for (const std::string& folder :
        {scarce_folder(options_.memory_folder), rest_folder(options_.memory_folder),
         replica_folder(options_.memory_folder)})
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, ignored))
-      if (entry.is_regular_file(ignored)) std::filesystem::remove(entry.path(), ignored);
+    each_file_in(folder, [](const std::filesystem::path& path) { unlink(path.c_str()); });
 }
 
 void RunSnapshots::leave() {

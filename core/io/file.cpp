@@ -14,6 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "core/base/crc32c.h"
 #include "core/base/error.h"
 #include "core/base/nearest.h"
 #include "core/base/units.h"
@@ -59,13 +60,38 @@ std::string neighbour(const Path& path) {
 Descriptor open_to_read(const Path& path, struct stat& state) {
   Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
   if (file.number() < 0) fail_open(path, -file.release());
-  if (fstat(file.number(), &state) != 0 || S_ISDIR(state.st_mode))
-    fail_usage("'{}' is a folder; a file is wanted", path.text);
+  if (fstat(file.number(), &state) != 0) fail_open(path, errno);
+  if (S_ISDIR(state.st_mode)) fail_usage("'{}' is a folder; a file is wanted", path.text);
   return file;
 }
 
-constexpr const char* kStaged = ".next";
-constexpr std::string_view kWriting = ".writing-";  // and the process
+constexpr std::string_view kStaged = ".next";
+constexpr std::string_view kWriting = ".writing-";  // and the host in 8 hexadecimal digits, "-", the process
+constexpr size_t kHostDigits = 8;
+
+// Stands for the processes among which a number means one: of this host, in this container.
+std::string host_digits() {
+  char name[256] = {}, space[64] = {};
+  gethostname(name, sizeof name - 1);
+  if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
+  return fmt::format(
+      "{:08x}", crc32c(space, std::strlen(space), crc32c(name, static_cast<int64_t>(std::strlen(name)))));
+}
+
+// Of the name of a file that is being written.
+struct Unfinished {
+  std::string_view finished, host, process;
+};
+std::optional<Unfinished> parse_unfinished(std::string_view name) {
+  const size_t at = name.rfind(kWriting);
+  if (at == name.npos) return std::nullopt;
+  const std::string_view host = name.substr(at + kWriting.size()).substr(0, kHostDigits);
+  const std::string_view rest = name.substr(at + kWriting.size() + host.size());
+  if (host.size() != kHostDigits || host.find_first_not_of("0123456789abcdef") != host.npos ||
+      rest.size() < 2 || rest[0] != '-' || rest.find_first_not_of("0123456789", 1) != rest.npos)
+    return std::nullopt;
+  return Unfinished{name.substr(0, at), host, rest.substr(1)};
+}
 
 bool flush_folder_of(const Path& path) {
   const int error = -path.opener().flush_folder_of(path.text);
@@ -179,13 +205,11 @@ void MappedFile::make_writable(int64_t begin, int64_t count) const {
 }
 
 void remove_unfinished(const Path& folder) {
-  const auto ended = [](const std::string& name) {
-    const size_t at = name.rfind(kWriting);
-    if (at == name.npos || at + kWriting.size() == name.size()) return false;
-    const std::string pid = name.substr(at + kWriting.size());
+  const auto ended = [own = host_digits()](const std::string& name) {
+    const auto unfinished = parse_unfinished(name);
     struct stat state {};
-    return pid.find_first_not_of("0123456789") == pid.npos && ::stat(("/proc/" + pid).c_str(), &state) != 0 &&
-           errno == ENOENT;
+    return unfinished && unfinished->host == own &&
+           ::stat(fmt::format("/proc/{}", unfinished->process).c_str(), &state) != 0 && errno == ENOENT;
   };
   try {
     for (const FolderEntry& entry : list_folder(folder))
@@ -195,8 +219,17 @@ void remove_unfinished(const Path& folder) {
   }
 }
 
+std::string unfinished_name(std::string_view name) {
+  return fmt::format("{}{}{}-{}", name, kWriting, host_digits(), getpid());
+}
+
+std::optional<std::string_view> name_of_unfinished(std::string_view unfinished) {
+  const auto parsed = parse_unfinished(unfinished);
+  return parsed ? std::optional(parsed->finished) : std::nullopt;
+}
+
 AtomicFile::AtomicFile(const Path& path)
-    : path_(resolved(path)), temporary_(path_.with(fmt::format("{}{}{}", path_.text, kWriting, getpid()))) {
+    : path_(resolved(path)), temporary_(path_.with(unfinished_name(path_.text))) {
   const FileKind kind = kind_of(path_);
   if (kind != FileKind::none && kind != FileKind::file)
     fail_usage("cannot write '{}': it is {}", path_.text,
@@ -290,7 +323,7 @@ void AtomicFile::finish(const Path& name) {
 }
 
 void AtomicFile::commit() { finish(path_); }
-void AtomicFile::stage() { finish(path_.with(path_.text + kStaged)); }
+void AtomicFile::stage() { finish(staged_path(path_)); }
 
 void write_file(const Path& path, std::string_view content, bool staged) {
   AtomicFile file(path);
@@ -300,7 +333,12 @@ void write_file(const Path& path, std::string_view content, bool staged) {
 
 Path staged_path(const Path& path) {
   Path real = resolved(path);
-  return real.with(real.text + kStaged);
+  return real.with(fmt::format("{}{}", real.text, kStaged));
+}
+
+std::optional<std::string_view> name_of_staged(std::string_view staged) {
+  if (!staged.ends_with(kStaged)) return std::nullopt;
+  return staged.substr(0, staged.size() - kStaged.size());
 }
 
 void commit_staged(const Path& path) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -90,18 +91,25 @@ class AtomicFile {
   int64_t written_ = 0;
 };
 
+// The name of the file that an AtomicFile called `name` writes first, which says host and process; and the
+// other way round: what such a file is to become, by its name or path; nullopt where it is none.
+std::string unfinished_name(std::string_view name);
+std::optional<std::string_view> name_of_unfinished(std::string_view unfinished);
+
 // The same in one call.
 void write_file(const Path& path, std::string_view content, bool staged = false);
 
 // Where stage() leaves what is to become `path`.
 Path staged_path(const Path& path);
+// What a staged file is to become, by its name or path; nullopt where it is none.
+std::optional<std::string_view> name_of_staged(std::string_view staged);
 // Put a staged file in its place, on the disk too; remove it, whether it is there or not. Throw
 // Error(environment).
 void commit_staged(const Path& path);
 void drop_staged(const Path& path);
 
-// Remove what processes that have ended without finishing it, as when they were killed, were writing into
-// this folder.
+// Remove what processes of this host that have ended without finishing it, as when they were killed, were
+// writing into this folder. What other hosts write into a shared folder stays.
 void remove_unfinished(const Path& folder);
 
 // Add `text` at the end of a file, which is created where it is missing. Throws Error.

@@ -55,7 +55,6 @@ class Executor {
   // --- a run that an error broke off, as the loss of another rank does
 
   // Where the last run ended: the first instruction that it has not done; their number after a whole run.
-  int next_instruction() const { return next_; }
   bool is_decided() const { return next_ >= program_.decided; }
   // All gradients are there, and the step waits for its decision: it can be finished.
   bool awaits_decision() const { return next_ == program_.decided - 1; }

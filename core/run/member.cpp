@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/overloaded.h"
 #include "core/cluster/digest.h"
 #include "core/cluster/seal.h"
 #include "core/cluster/secret.h"
@@ -238,52 +239,64 @@ void Member::run() {
 }
 
 void Member::act(const RosterMachine::Action& action) {
-  if (const auto* wake = std::get_if<RosterMachine::Wake>(&action)) {
-    wake_ = wake_ ? std::min(*wake_, wake->at) : wake->at;
-  } else if (const auto* proposal = std::get_if<RosterMachine::Propose>(&action)) {
-    propose(*proposal);
-  } else if (const auto* report = std::get_if<RosterMachine::Report>(&action)) {
-    record_.generation = report->generation;
-    record_.unreachable = report->unreachable;
-    try_write_record();
-  } else if (const auto* abort = std::get_if<RosterMachine::Abort>(&action)) {
-    std::lock_guard aborting(aborting_);
-    aborted_ = abort->generation;
-    aborted_why_ = abort->why;
-    if (abort_ && abort_of_ == abort->generation) abort_(abort->why);
-  } else if (const auto* form = std::get_if<RosterMachine::Form>(&action)) {
-    Formation formation;
-    formation.roster = form->roster;
-    const auto& joined = form->roster.joined;
-    formation.joined = fresh_ || std::find(joined.begin(), joined.end(), record_.id) != joined.end();
-    for (size_t rank = 0; rank < form->roster.members.size(); ++rank) {
-      const std::string& id = form->roster.members[rank];
-      if (id == record_.id) formation.rank = static_cast<int>(rank);
-      const MemberRecord* const record = id == record_.id ? &record_ : machine_->record(id);
-      formation.members.push_back(record == nullptr ? MemberRecord{} : *record);
-      formation.members.back().id = id;
-    }
-    std::lock_guard lock(mutex_);
-    formation_ = std::move(formation);
-    changed_.notify_all();
-  } else if (const auto* evicted = std::get_if<RosterMachine::Evicted>(&action)) {
-    const RosterMachine::Time since = with_others_since_.exchange({});
-    if (since != RosterMachine::Time{} && Clock::now() - since >= options_.steady) evictions_ = 0;
-    if (++evictions_ >= kMostEvictions)
-      return fail_with(
-          fmt::format("the other members went on without this one {} times, the last time because {}",
-                      evictions_, evicted->roster.reason));
-    join_again_at_ = Clock::now() + kAgain * (1 << evictions_) / 2;
-    try {
-      options_.store->remove(member_key(record_.id));
-    } catch (const Error&) {  // it goes with the lease
-    }
-  } else if (const auto* failure = std::get_if<RosterMachine::GiveUp>(&action)) {
-    fail_with(failure->why);
-  } else if (std::holds_alternative<RosterMachine::Ended>(action)) {
-    std::lock_guard lock(mutex_);
-    ended_ = true;
-    changed_.notify_all();
+  std::visit(Overloaded{
+                 [&](const RosterMachine::Wake& wake) { wake_ = std::min(wake_.value_or(wake.at), wake.at); },
+                 [&](const RosterMachine::Propose& proposal) { propose(proposal); },
+                 [&](const RosterMachine::Report& report) {
+                   record_.generation = report.generation;
+                   record_.unreachable = report.unreachable;
+                   try_write_record();
+                 },
+                 [&](const RosterMachine::Abort& abort) {
+                   std::lock_guard aborting(aborting_);
+                   aborted_ = abort.generation;
+                   aborted_why_ = abort.why;
+                   if (abort_ && abort_of_ == abort.generation) abort_(abort.why);
+                 },
+                 [&](const RosterMachine::Form& form) { take(formation_of(form.roster)); },
+                 [&](const RosterMachine::Evicted& evicted) { leave_and_come_back(evicted.roster.reason); },
+                 [&](const RosterMachine::GiveUp& failure) { fail_with(failure.why); },
+                 [&](const RosterMachine::Ended&) {
+                   std::lock_guard lock(mutex_);
+                   ended_ = true;
+                   changed_.notify_all();
+                 },
+             },
+             action);
+}
+
+Member::Formation Member::formation_of(const Roster& roster) const {
+  Formation formation;
+  formation.roster = roster;
+  formation.joined =
+      fresh_ || std::find(roster.joined.begin(), roster.joined.end(), record_.id) != roster.joined.end();
+  for (size_t rank = 0; rank < roster.members.size(); ++rank) {
+    const std::string& id = roster.members[rank];
+    if (id == record_.id) formation.rank = static_cast<int>(rank);
+    const MemberRecord* const record = id == record_.id ? &record_ : machine_->record(id);
+    formation.members.push_back(record == nullptr ? MemberRecord{} : *record);
+    formation.members.back().id = id;
+  }
+  return formation;
+}
+
+void Member::take(Formation formation) {
+  std::lock_guard lock(mutex_);
+  formation_ = std::move(formation);
+  changed_.notify_all();
+}
+
+// The others went on without this member, which comes back as another one: join_again, a while later.
+void Member::leave_and_come_back(const std::string& why) {
+  const RosterMachine::Time since = with_others_since_.exchange({});
+  if (since != RosterMachine::Time{} && Clock::now() - since >= options_.steady) evictions_ = 0;
+  if (++evictions_ >= kMostEvictions)
+    return fail_with(fmt::format(
+        "the other members went on without this one {} times, the last time because {}", evictions_, why));
+  join_again_at_ = Clock::now() + kAgain * (1 << evictions_) / 2;
+  try {
+    options_.store->remove(member_key(record_.id));
+  } catch (const Error&) {  // it goes with the lease
   }
 }
 

@@ -89,6 +89,9 @@ class Member {
   void feed(const StoreEvent& event, bool listed = false);
   void feed(const StoreListing& listing);
   void act(const RosterMachine::Action& action);
+  Formation formation_of(const Roster& roster) const;
+  void take(Formation formation);
+  void leave_and_come_back(const std::string& why);
   void propose(const RosterMachine::Propose& action);
   void write_record();
   void try_write_record();

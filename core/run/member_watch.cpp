@@ -23,16 +23,16 @@ MemberWatch::~MemberWatch() {
 
 void MemberWatch::watch() {
   constexpr std::chrono::milliseconds kLook{200};
-  try {
-    while (!ending_) {
+  while (!ending_) try {
       for (const MemberChange& change : membership_.watch_members(kLook)) hear(change);
       look();
+    } catch (const Error&) {
+      if (!store_host_.empty() && !left_.contains(0) && !store_answers())
+        return abort(fmt::format("lost {}, which serves the store (it does not answer)", store_host_));
+      // Another store that is gone decides nothing while all members live: connections still tell of deaths.
+      look();
+      if (!ending_) std::this_thread::sleep_for(kLook);
     }
-  } catch (const Error&) {
-    if (!store_host_.empty() && !left_.contains(0) && !store_answers())
-      abort(fmt::format("lost {}, which serves the store (it does not answer)", store_host_));
-    // Another store that is gone decides nothing while all members live.
-  }
 }
 
 void MemberWatch::hear(const MemberChange& change) {

@@ -39,6 +39,13 @@ void remove_all(const std::string& folder) {
   std::filesystem::remove_all(folder, ignored);
 }
 
+bool is_file_at(int descriptor, const std::string& path) {
+  struct stat open {
+  }, found{};
+  return descriptor >= 0 && fstat(descriptor, &open) == 0 && lstat(path.c_str(), &found) == 0 &&
+         open.st_dev == found.st_dev && open.st_ino == found.st_ino;
+}
+
 // Folders whose launcher lives hold its lock.
 void remove_orphans() {
   std::error_code ignored;
@@ -64,11 +71,17 @@ MemoryFolder::MemoryFolder(const EnvironmentLookup& lookup, std::string_view sec
   if (!has_memory_files()) return;
   remove_orphans();
   path_ = named(lookup, secret, store);
-  if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST)
-    fail_environment("cannot make the folder '{}': {}", path_, std::strerror(errno));
-  lock_ = Descriptor(open(lock_of(path_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock_) fail_environment("cannot write in '{}': {}", path_, std::strerror(errno));
-  flock(lock_.number(), LOCK_SH | LOCK_NB);  // another launcher of the run may have it, too
+  // Who finds the folder's lock free removes it: between being made and being locked it may go again.
+  do {
+    if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST)
+      fail_environment("cannot make the folder '{}': {}", path_, std::strerror(errno));
+    lock_ = Descriptor(open(lock_of(path_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!lock_ && errno == ENOENT) continue;
+    if (!lock_) fail_environment("cannot write in '{}': {}", path_, std::strerror(errno));
+    // Shared: another launcher of the run may have it, too. Who has it alone is removing the folder.
+    if (flock(lock_.number(), LOCK_SH) != 0 && errno != EINTR)
+      fail_environment("cannot lock the folder '{}': {}", path_, std::strerror(errno));
+  } while (!is_file_at(lock_.number(), lock_of(path_)));
 }
 
 MemoryFolder::~MemoryFolder() {

@@ -111,6 +111,16 @@ void drop_unneeded(StateStore& state, const MigrationPlan::Round& round, const N
     if (needs.count(name) == 0) state.drop(name);
 }
 
+// What an earlier move, which was cut off, has left beside the state: where that is all that is needed of a
+// tensor, nothing of it moves.
+void install_spares(StateStore& state, const Needs& needs) {
+  for (const StateStore::Spare& spare : state.spares()) {
+    const auto need = needs.find(spare.name);
+    if (need != needs.end() && need->second->slice == spare.slice && !state.has(spare.name))
+      state.install(spare);
+  }
+}
+
 }  // namespace
 
 int64_t moved_bytes(const MigrationPlan& plan) {
@@ -156,6 +166,7 @@ MigrationResult migrate(Communicator& group, const MigrationPlan& plan, const st
     install_kept();
     for (const MigrationPlan::Round& round : plan.rounds) drop_unneeded(state, round, named);
   }
+  install_spares(state, named);
   state.drop_spares();
   return {};
 }

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "core/base/error.h"
@@ -19,12 +21,14 @@ std::string who(size_t rank) { return fmt::format("rank {}", rank); }
 // All slices that some rank needs, each once.
 std::vector<Inventory::Need> all_of(std::span<const std::vector<StatePart>> needs) {
   std::vector<Inventory::Need> all;
+  std::unordered_map<std::string_view, std::vector<const TensorSlice*>> slices;  // of each tensor, in `all`
   for (const std::vector<StatePart>& of_rank : needs)
     for (const StatePart& part : of_rank) {
-      const auto is_same = [&](const Inventory::Need& need) {
-        return need.name == part.name && need.slice == part.slice;
-      };
-      if (std::none_of(all.begin(), all.end(), is_same)) all.push_back({part.name, part.slice});
+      std::vector<const TensorSlice*>& had = slices[part.name];
+      const auto is_same = [&](const TensorSlice* slice) { return *slice == part.slice; };
+      if (std::any_of(had.begin(), had.end(), is_same)) continue;
+      had.push_back(&part.slice);
+      all.push_back({part.name, part.slice});
     }
   return all;
 }

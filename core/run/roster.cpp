@@ -7,17 +7,11 @@
 #include <fmt/ranges.h>
 
 #include "core/base/error.h"
+#include "core/base/overloaded.h"
 #include "core/io/json.h"
 
 namespace het {
 namespace {
-
-template <typename... Cases>
-struct Overloaded : Cases... {
-  using Cases::operator()...;
-};
-template <typename... Cases>
-Overloaded(Cases...) -> Overloaded<Cases...>;
 
 constexpr size_t kRemembered = 256;  // of those who are gone
 // After a store forgot the rosters, the next number is higher by as many as another member may have seen and

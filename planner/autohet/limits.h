@@ -49,7 +49,8 @@ inline constexpr int kMixedNodes = 2, kMixedGroups = 4, kMixedGroupsOfFew = 5, k
 
 inline constexpr size_t kGroupings = 200;  // of few groups in a cluster that is not small
 inline constexpr int kDeepest = 64;        // groups of one node that are tried to hold the model alone
-// Nodes are left out among the first 5 (2^5 subsets), and for speed only while 70 % of the power remains.
+// Nodes are left out among the 5 weakest (2^5 subsets), for speed one and only while 70 % of the power
+// remains.
 inline constexpr size_t kLeftOutNodes = 5;
 inline constexpr double kLeastPower = 0.7;
 // Optimizer shares go in powers of two, so that numbers of pipelines share solutions; placed state may leave

@@ -57,6 +57,7 @@ class Search {
   void run();
 
  private:
+  std::vector<Pool> without_nodes(const Pool& whole) const;
   void explore(int tensor, int microbatch);
   void explore(CompositionCache& cache, const Pool& pool, bool sharded, int fixed);
   std::vector<int> pipeline_counts(int groups, int microbatches) const;
@@ -272,6 +273,32 @@ void Search::explore(CompositionCache& cache, const Pool& pool, bool sharded, in
   if (extensions_.uneven_microbatches) consider(cache, keep_apart(pool, fixed, least), sharded);
 }
 
+// The pool without some of its weakest nodes: for speed without one of them.
+std::vector<Pool> Search::without_nodes(const Pool& whole) const {
+  const size_t nodes = whole.groups.size(), weak = std::min(nodes, kLeftOutNodes);
+  const bool for_speed = request_.objective == Objective::time;
+  std::vector<double> power(nodes);
+  for (size_t n = 0; n < nodes; ++n) power[n] = whole.groups[n] * whole.power[n];
+  const double all = std::accumulate(power.begin(), power.end(), 0.0);
+  std::vector<size_t> weakest(nodes);
+  std::iota(weakest.begin(), weakest.end(), size_t{0});
+  std::stable_sort(weakest.begin(), weakest.end(), [&](size_t a, size_t b) { return power[a] < power[b]; });
+  std::vector<Pool> parts;
+  for (unsigned left_out = 1; left_out < 1u << weak; ++left_out) {
+    if (for_speed && __builtin_popcount(left_out) > 1) continue;
+    Pool part = whole;
+    double gone = 0;
+    for (size_t i = 0; i < weak; ++i)
+      if (left_out >> i & 1) {
+        part.groups[weakest[i]] = 0;
+        gone += power[weakest[i]];
+      }
+    if (gone == 0 || gone >= all || (for_speed && all - gone < kLeastPower * all)) continue;
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
 void Search::explore(int tensor, int microbatch) {
   const CostTable& costs = evaluator_.costs(tensor, microbatch);
   const Pool whole = pool_of(request_, costs);
@@ -279,23 +306,10 @@ void Search::explore(int tensor, int microbatch) {
   const int total = std::accumulate(whole.groups.begin(), whole.groups.end(), 0);
   if (total == 0) return;
   std::vector<Pool> pools = {whole};
-  const size_t nodes = whole.groups.size();
-  // Leaving a node out altogether; small clusters leave out single groups anyway.
-  if (!small_ && nodes > 1)
-    for (unsigned mask = 1; mask + 1 < (1u << std::min<size_t>(nodes, kLeftOutNodes)); ++mask) {
-      const int left_out = static_cast<int>(nodes) - __builtin_popcount(mask);
-      if (request_.objective == Objective::time && left_out > 1) continue;
-      Pool part = whole;
-      for (size_t n = 0; n < nodes; ++n)
-        if (n < kLeftOutNodes && !(mask >> n & 1)) part.groups[n] = 0;
-      double power = 0, all = 0;
-      for (size_t n = 0; n < nodes; ++n) {
-        power += part.groups[n] * part.power[n];
-        all += whole.groups[n] * whole.power[n];
-      }
-      if (request_.objective == Objective::time && power < kLeastPower * all) continue;
-      pools.push_back(std::move(part));
-    }
+  if (!small_) {  // small clusters leave out single groups
+    std::vector<Pool> parts = without_nodes(whole);
+    std::move(parts.begin(), parts.end(), std::back_inserter(pools));
+  }
   std::vector<Recompute> modes = {Recompute::where_needed};
   if (!extensions_.recompute_per_stage) modes = {Recompute::never, Recompute::always};
   for (const Pool& pool : pools) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "core/base/error.h"
@@ -170,7 +171,7 @@ void SimulatorState::classify() {
   class_of.clear();
   size_t used = 0;
   std::map<std::vector<int>, int> known;
-  std::map<std::pair<int, int>, int> crowds;  // (class * stages + stage, port) -> pipelines
+  std::map<std::tuple<int, size_t, size_t, int>, int> crowds;  // (class, stage, end, port) -> pipelines
   std::vector<int> key;
   for (size_t p = 0; p < pipelines.size(); ++p) {
     int index = static_cast<int>(used);
@@ -205,8 +206,7 @@ void SimulatorState::classify() {
       for (size_t s = 0; s + 1 < pipelines[p].stages.size(); ++s) {
         if (!crosses(pipelines[p].stages[s], pipelines[p].stages[s + 1])) continue;
         for (const size_t end : {s, s + 1}) {
-          const int crowd = ++crowds[{index * 4096 + static_cast<int>(2 * s + (end - s)),
-                                      stage_interfaces[at(p, end)].first}];
+          const int crowd = ++crowds[{index, s, end, stage_interfaces[at(p, end)].first}];
           double& most = classes[static_cast<size_t>(index)].crowd[s];
           most = std::max(most, static_cast<double>(crowd));
         }

@@ -13,15 +13,11 @@
 namespace het {
 namespace {
 
-constexpr std::string_view kDead = ".dead";         // of a file that is being removed
-constexpr std::string_view kWriting = ".writing-";  // AtomicFile's, of one that is being written
+constexpr std::string_view kDead = ".dead";  // of a file that is being removed
 
 bool is_dead(const std::string& name) { return name.ends_with(kDead); }
-bool is_writing(const std::string& name) {
-  const size_t at = name.rfind(kWriting);
-  return at != name.npos && name.find_first_not_of("0123456789", at + kWriting.size()) == name.npos;
-}
-bool is_unnamed(const std::string& name) { return is_dead(name) || is_writing(name); }
+bool is_unfinished(const std::string& name) { return name_of_unfinished(name).has_value(); }
+bool is_unnamed(const std::string& name) { return is_dead(name) || is_unfinished(name); }
 
 int64_t modified_at(const Path& path) {
   struct stat status {};
@@ -96,7 +92,8 @@ class FileStore final : public ObjectStore {
     const int64_t before = std::chrono::duration_cast<std::chrono::seconds>(now - age).count();
     std::vector<std::string> keys;
     walk({}, prefix, [&](const std::string& key, const FolderEntry&) {
-      if (is_dead(key) || (is_writing(key) && modified_at(folder_.child(key)) < before)) keys.push_back(key);
+      if (is_dead(key) || (is_unfinished(key) && modified_at(folder_.child(key)) < before))
+        keys.push_back(key);
     });
     for (const std::string& key : keys) remove_file(folder_.child(key));
     return keys;

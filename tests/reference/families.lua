@@ -18,7 +18,7 @@ local model = het.load(opt.folder)
 if opt.tokens == "" then
   local inner = handle.inner(model)
   local state = native.state(native.device "cpu", 0)
-  require("het.model.folder").set_initial_weights(opt.folder, inner, state)
+  require("het.model.load").set_initial_weights(opt.folder, inner, state)
   local prompt = { 3, 1, 4, 1, 5 }
   local written = generate.new({ model = inner, state = state }):ids(prompt,
     { tokens = opt.write, temperature = 0, top_p = 1, seed = 0 })

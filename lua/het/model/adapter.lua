@@ -15,6 +15,12 @@ local adapter = {}
 --- The files of an adapter.
 adapter.config_file, adapter.tensors_file = "adapter_config.json", "adapter_model.safetensors"
 
+--- A model without its adapters.
+function adapter.base_of(model)
+  local lora = rawget(model, "lora")
+  return lora and lora.base or model
+end
+
 local name_in_file = layer_adapter.name_in_file
 local prefix = "base_model.model."
 

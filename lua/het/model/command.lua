@@ -2,6 +2,7 @@
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
 local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
 local subcommand = require "het.program.subcommand"
@@ -104,9 +105,9 @@ local function open(program, folder, given)
     local vocabulary = files.vocabulary(folder) or a.data:vocabulary()
     opened.tokenizer, opened.ends = generate.tokenizer_of(folder, vocabulary), tokenizer.ends_by_name(vocabulary)
   else
-    local model = files.load(folder, given.base and { base = given.base } or nil)
+    local model = loader.load(folder, given.base and { base = given.base } or nil)
     require("het.language.mistakes").raise()
-    local problem, left_out = generate.problem(model), files.left_out(model)
+    local problem, left_out = generate.problem(model), loader.left_out(model)
     if problem then errors.usage("%s: %s", folder, problem) end
     if left_out and not native.settings.quiet then native.write("stderr", left_out .. "\n") end
     opened.model, opened.vocab, opened.context = model, model.arguments.vocab, model.arguments.context

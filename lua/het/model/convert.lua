@@ -5,6 +5,8 @@ local adapter = require "het.model.adapter"
 local errors = require "het.errors"
 local families = require "het.families"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
+local writer = require "het.model.write"
 local stored_as = require "het.model.precision"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
@@ -59,15 +61,15 @@ function convert.merge(...)
   check_precision(given, problems)
   raise("merge", problems)
   local folder, to = words[1], words[2]
-  local model = files.load(folder, given.base and { base = given.base } or nil)
+  local model = loader.load(folder, given.base and { base = given.base } or nil)
   require("het.language.mistakes").raise()
   if not rawget(model, "lora") then errors.usage("%s holds no adapters", folder) end
   files.expect_free(to)
   local stored, list = {}, {}
-  files.set_initial_weights(folder, model, { set_initial = function(_, name, tensor)
+  loader.set_initial_weights(folder, model, { set_initial = function(_, name, tensor)
     stored[name], list[#list + 1] = tensor, { name = name, trained = true }
   end })
-  local precision = files.save_merged(to, model, { names = function() return list end, read = function(_, name)
+  local precision = writer.save_merged(to, model, { names = function() return list end, read = function(_, name)
     return stored[name]:read()
   end }, nil, given.precision)
   if not native.settings.quiet then

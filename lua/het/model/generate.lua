@@ -294,7 +294,7 @@ end
 -- @param model its description
 function generate.state_of(folder, model)
   local state = native.state(native.device(native.settings and native.settings.device or "cpu"), 0)
-  require("het.model.folder").set_initial_weights(folder, model, state)
+  require("het.model.load").set_initial_weights(folder, model, state)
   return state
 end
 

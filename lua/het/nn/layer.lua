@@ -258,7 +258,7 @@ Layer.__call = function(self, ...)
   if not rawget(self, "store") then
     local store = {}
     if rawget(self, "folder") then
-      require("het.model.folder").set_initial_weights(self.folder, self, {
+      require("het.model.load").set_initial_weights(self.folder, self, {
         set_initial = function(_, name, tensor) store[name] = tensor:read():to("f32") end,
       })
     end

@@ -2,6 +2,8 @@
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
+local writer = require "het.model.write"
 local snapshot = require "het.snapshot"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
@@ -118,7 +120,7 @@ verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, int
 verbs.import = { words = "MODEL FOLDER",
   sentence = "make a snapshot of a saved model, also of Hugging Face's, in a folder of snapshots or a store",
   run = function(model, folder)
-    local tensors, about = files.stored(model)
+    local tensors, about = loader.stored(model)
     local step, cursor, seed = about.step or 0, about.cursor or 0, about.seed or 0
     about.cursor, about.seed = nil, nil
     local path = native.snapshot_write { folder = folder, step = step, cursor = cursor, seed = seed,
@@ -135,7 +137,7 @@ verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapsho
     if native.path_kind(place) == "folder" then   -- the vocabulary is beside the snapshots
       opened.about.vocabulary = opened.about.vocabulary or files.vocabulary(place)
     end
-    files.export(model, opened.about, {
+    writer.export(model, opened.about, {
       names = function() return opened:tensors() end,
       read = function(_, name) return opened:read(name) end,
     })

@@ -9,6 +9,8 @@ local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local fault = require "het.train.fault"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
+local writer = require "het.model.write"
 local generate = require "het.model.generate"
 local handle = require "het.sandbox.handle"
 local peak = require "het.profile.peak"
@@ -117,10 +119,10 @@ local function introduce(self, reporter)
   reporter:say(("%s parameters%s, %s, %s of %s, %s memory"):format(text.count(self.parameters),
     trained < self.parameters and (", %s trained"):format(text.count(trained)) or "",
     a.precision, text.plural(a.steps, "step"), batch, text.bytes(self.session.trainer:memory().total)))
-  local left_out = files.left_out(a.model)
+  local left_out = loader.left_out(a.model)
   if left_out then reporter:say(left_out) end
   local corpus = define.kind_of(a.data) == "corpus"
-  local other = corpus and files.other_vocabulary(a.model, a.data:vocabulary())
+  local other = corpus and writer.other_vocabulary(a.model, a.data:vocabulary())
   if other then reporter:say(other) end
   local skipped = corpus and a.data.native.skipped or 0
   if skipped > 0 then

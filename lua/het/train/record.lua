@@ -4,7 +4,7 @@ local average = require "het.train.average"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
-local files = require "het.model.folder"
+local writer = require "het.model.write"
 local packing = require "het.train.packing"
 local text = require "het.text"
 
@@ -21,7 +21,7 @@ end
 
 --- What is kept of a run as it is now, beside step, cursor and seed: JSON.
 function record.of(run)
-  run.config = run.config or files.config(run.arguments.model)
+  run.config = run.config or writer.config(run.arguments.model)
   local kept = evaluation.numbers(run)
   kept.precision, kept.config = run.arguments.precision, run.config
   kept.packed, kept.packed_sources = packing.context(run), packing.sources(run)

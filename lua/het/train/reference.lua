@@ -2,7 +2,7 @@
 -- It is either the base of a model with adapters (nn.lora), whose parameters it shares, or a model from a folder, whose
 -- parameters stand in the state beside those of the model, under names that begin with `prefix`.
 local builder = require "het.nn.builder"
-local files = require "het.model.folder"
+local loader = require "het.model.load"
 
 local reference = {}
 
@@ -23,7 +23,7 @@ function reference.has(name) return name:sub(1, #prefix) == prefix end
 -- @tparam function put put(name, stored tensor)
 function reference.read(a, put)
   if not a.reference or reference.is_shared(a) then return end
-  files.set_initial_weights(a.reference.folder, a.reference, {
+  loader.set_initial_weights(a.reference.folder, a.reference, {
     set_initial = function(_, name, tensor) put(prefix .. name, tensor) end,
   })
 end

@@ -8,6 +8,7 @@ local define = require "het.language.define"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
 local ledger = require "het.train.ledger"
 local record = require "het.train.record"
 local snapshots = require "het.train.snapshots"
@@ -60,7 +61,7 @@ end
 -- A saved model: its weights, and the training state where it has that.
 local function open_model(run, folder, needs_training)
   local source = { tensors = {}, what = "the model in " .. folder }
-  local metadata = files.set_initial_weights(folder, run.arguments.model, { set_initial = function(_, name, stored)
+  local metadata = loader.set_initial_weights(folder, run.arguments.model, { set_initial = function(_, name, stored)
     source.tensors[name] = { shape = stored.shape, read = function() return stored:read() end }
   end })
   source.step = tonumber(metadata.step or "")

@@ -8,6 +8,8 @@ local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
+local writer = require "het.model.write"
 local generate = require "het.model.generate"
 local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
@@ -57,13 +59,13 @@ local function restore(self)
   local training = self.resume and a.save and files.training(a.save)
   if not training then
     local folder = a.from or rawget(a.model, "folder")
-    if folder then files.set_initial_weights(folder, a.model, state) end
+    if folder then loader.set_initial_weights(folder, a.model, state) end
     saving.precision(self)   -- before a save replaces the folder that it begins with
     return nil
   end
   local what = "the run saved in " .. a.save
   local about = record.read(training:summary(), what)
-  local metadata = files.set_initial_weights(a.save, a.model, state)
+  local metadata = loader.set_initial_weights(a.save, a.model, state)
   if tonumber(metadata.step) ~= about.step then
     errors.usage("%s: the model is of step %s, its training state of step %d; they were not saved together",
       a.save, tostring(metadata.step), about.step)
@@ -215,7 +217,7 @@ function Run:model()
   end
   local state = self:gather()
   if not state then return nil end
-  return files.with_weights(model, average.saved(self, state, average.weight(self)), reference.has)
+  return loader.with_weights(model, average.saved(self, state, average.weight(self)), reference.has)
 end
 
 local save_fields = { overwrite = true, merge = true }
@@ -247,7 +249,7 @@ function Run:save(folder, options)
     local state = self:gather()
     if state then
       state = average.saved(self, state, average.weight(self))
-      files.save_merged(folder, a.model, state, a.data:vocabulary(), a.save_precision)
+      writer.save_merged(folder, a.model, state, a.data:vocabulary(), a.save_precision)
     end
     return
   end

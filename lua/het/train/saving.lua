@@ -11,6 +11,7 @@ local native = require "het.native"
 local average = require "het.train.average"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local writer = require "het.model.write"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
 local text = require "het.text"
@@ -97,7 +98,7 @@ end
 --- The precision that the run's model is to be saved in.
 function saving.precision(run)
   local a = run.arguments
-  run.save_precision = run.save_precision or a.save_precision or files.precision_of_save(a.model, a.from)
+  run.save_precision = run.save_precision or a.save_precision or writer.precision_of_save(a.model, a.from)
   return run.save_precision
 end
 
@@ -105,7 +106,7 @@ local function begin_writing(run, field, folder, state, moment)
   saving.mark_own(run, folder)   -- this rank writes it
   run.saved_steps[field] = moment.step
   if run.arguments.reference then state = reference.without(state) end
-  local written, used = files.begin_save(folder, run.arguments.model, state,
+  local written, used = writer.begin_save(folder, run.arguments.model, state,
     average.saved(run, state, moment.average_weight), moment.training, run.arguments.data:vocabulary(),
     saving.precision(run))
   run.saved_precision = used

@@ -14,6 +14,7 @@
 local native = require "het.native"
 local errors = require "het.errors"
 local files = require "het.model.folder"
+local loader = require "het.model.load"
 local pace = require "het.train.pace"
 local record = require "het.train.record"
 local text = require "het.text"
@@ -58,7 +59,7 @@ local function require_same_model(run)
   local readable, opened = pcall(native.snapshot_open, folder)
   if not readable then return end   -- what restores says why
   local about = native.json_decode(opened:summary().about)
-  files.require_model_of_snapshot(folder, run.arguments.model, type(about) == "table" and about.config,
+  loader.require_model_of_snapshot(folder, run.arguments.model, type(about) == "table" and about.config,
     opened:tensors())
 end
 

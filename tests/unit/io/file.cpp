@@ -82,15 +82,26 @@ TEST_CASE("what processes that have ended were writing is removed, what others w
   if (child == 0) _exit(0);
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  const std::string dead = scratch.path("model.writing-" + std::to_string(child)),
-                    alive = scratch.path("model.writing-" + std::to_string(getpid())),
+  const std::string alive = scratch.path(unfinished_name("model")),
+                    of_host = alive.substr(0, alive.rfind('-') + 1), dead = of_host + std::to_string(child),
+                    elsewhere = scratch.path("model.writing-00c0ffee-" + std::to_string(child)),
                     other = scratch.path("notes.writing-up");
-  for (const std::string& path : {dead, alive, other}) write_file(path, "x");
+  for (const std::string& path : {dead, alive, elsewhere, other}) write_file(path, "x");
   remove_unfinished(scratch.path("nowhere"));
   remove_unfinished(scratch.folder());
   CHECK(kind_of(dead) == FileKind::none);
   CHECK(kind_of(alive) == FileKind::file);
+  CHECK(kind_of(elsewhere) == FileKind::file);  // of another host, on a shared disk
   CHECK(kind_of(other) == FileKind::file);
+}
+
+TEST_CASE("the names of files that are written first lead back to those that they become") {
+  CHECK(name_of_unfinished(unfinished_name("a/model.b")) == "a/model.b");
+  for (const char* name : {"a", "a.writing-", "a.writing-7", "a.writing-00c0ffee", "a.writing-00c0ffee-",
+                           "a.writing-00c0ffee-1x", "a.writing-00C0FFEE-1", "a.writing-00c0ffee1"})
+    CHECK_FALSE(name_of_unfinished(name));
+  CHECK(name_of_staged(staged_path("a/model").text) == "a/model");
+  CHECK_FALSE(name_of_staged("a/model"));
 }
 
 TEST_CASE("a staged file stands beside the old one until it is put in its place") {

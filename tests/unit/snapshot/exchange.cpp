@@ -31,7 +31,7 @@ TEST_CASE("a file is fetched as it is, bit by bit, and listed with what its name
   write_sample(disk, small);  // too: the nearer one is listed
   const std::string large = write_sample(disk, ten_chunks(6));
   scratch.put("disk/notes.txt", "not a snapshot");
-  scratch.put("disk/" + file + ".writing-1", "not finished");
+  scratch.put("disk/" + file + ".writing-00c0ffee-1", "not finished");
   std::filesystem::create_symlink(disk + "/" + large, disk + "/step-8-generation-2-rank-0-of-1.snapshot");
   const auto server = SnapshotServer::start(server_options({memory, disk, scratch.path("not there")}));
   PeerSnapshots peers(identity_of());

@@ -158,13 +158,13 @@ TEST_CASE("a store takes over whole replicas of an earlier process, and removes 
   const std::string torn = to_string(SnapshotName{{3, 2}, 1, 4});
   const std::string content = read_file(members.own + "/" + second);
   members.scratch.put("replicas/" + torn, content.substr(0, content.size() - 1));
-  members.scratch.put("replicas/" + torn + ".writing-7", "half of it");
+  members.scratch.put("replicas/" + torn + ".writing-00c0ffee-7", "half of it");
   members.scratch.put("replicas/notes", "of a person");
   const ReplicaStore store(members.options());
   CHECK(held_by(store) == Names{second, first});
   CHECK_THAT(members.warnings.wait_for_one(torn), Contains("a replica is removed"));
   CHECK_FALSE(std::filesystem::exists(members.replicas + "/" + torn));
-  CHECK_FALSE(std::filesystem::exists(members.replicas + "/" + torn + ".writing-7"));
+  CHECK_FALSE(std::filesystem::exists(members.replicas + "/" + torn + ".writing-00c0ffee-7"));
   CHECK(std::filesystem::exists(members.replicas + "/notes"));
 }
 

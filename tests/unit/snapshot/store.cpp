@@ -119,7 +119,7 @@ TEST_CASE("a folder shows no file that is being written or removed, and gives th
   const Scratch scratch;
   const auto store = open_store(scratch.path("store"));
   scratch.put("store/a", "whole");
-  scratch.put("store/b/c.writing-123", "half");
+  scratch.put("store/b/c.writing-00c0ffee-123", "half");
   scratch.put("store/d.dead", "whole");
   std::filesystem::create_symlink(scratch.put("outside/e", "not ours"), scratch.path("store/link"));
   std::filesystem::create_directory_symlink(scratch.path("outside"), scratch.path("store/folder"));
@@ -129,7 +129,8 @@ TEST_CASE("a folder shows no file that is being written or removed, and gives th
   scratch.put("store/z/e.dead", "whole");
   CHECK(store->remove_unfinished(std::chrono::hours(1), "z/") == std::vector<std::string>{"z/e.dead"});
   CHECK(store->remove_unfinished(std::chrono::hours(1)) == std::vector<std::string>{"d.dead"});
-  CHECK(store->remove_unfinished(std::chrono::seconds(-10)) == std::vector<std::string>{"b/c.writing-123"});
+  CHECK(store->remove_unfinished(std::chrono::seconds(-10)) ==
+        std::vector<std::string>{"b/c.writing-00c0ffee-123"});
   CHECK(read_file(scratch.path("store/a")) == "whole");
   CHECK(read_file(scratch.path("outside/e")) == "not ours");
   CHECK_THAT(error_of([&] { store->put("f.dead", scratch.path("store/a")); }),
