@@ -1,5 +1,5 @@
-// One function object of several, for std::visit: a case for each alternative of a variant. Without a case for one of
-// them the call does not compile.
+// One function object of several, for std::visit: a case for each alternative of a variant. Without a case
+// for one of them the call does not compile.
 #pragma once
 
 namespace het {

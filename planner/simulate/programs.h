@@ -56,8 +56,7 @@ bool is_better(const ProgramsTime& time, const ProgramsTime& other);
 
 // Programs and devices by rank; ranks whose parts are alike may have one program. `shared_ports`: what goes
 // between machines passes their network interfaces, which the devices of a machine share; else every device
-// has one. Throws Error(bug) for
-// programs that wait for each other for ever.
+// has one. Throws Error(bug) for programs that wait for each other for ever.
 ProgramsTime simulate_programs(const std::vector<const Program*>& programs,
                                const std::vector<hap::Device>& devices, const WireTimeOf& wire_time,
                                bool with_events = false, bool shared_ports = false);

@@ -1,5 +1,5 @@
-// Parts of the state that are damaged where they are read, or on their way, while others are already moving.
-// Ranks are threads of one process.
+// Parts of the state that are damaged where they are read, or on their way, while others are already moving;
+// and ranks that are lost meanwhile. Ranks are threads of one process.
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
@@ -19,6 +19,7 @@
 #include "planner/lower/rank_assignment.h"
 #include "planner/migrate/migrate.h"
 #include "planner/migrate/recovery.h"
+#include "tests/unit/planner/dying_group.h"
 #include "tests/unit/planner/generations_testing.h"
 #include "tests/unit/planner/random_plan.h"
 
@@ -300,4 +301,67 @@ TEST_CASE("what comes other than it was sent is no rank's state", "[moving damag
     }
   }
   CHECK(changed >= 20);
+}
+
+// Members without live state take it from snapshots; one is lost at each operation of it. The others go on
+// with what has come, and with the snapshots.
+TEST_CASE("a rank lost while snapshots are read leaves the others what they need", "[moving damage]") {
+  const Graph graph = trained_gpt(kSizes, DType::f64);
+  std::mt19937 random(33);
+  int losses = 0, beside = 0;
+  for (int run = 0; run < 8; ++run) {
+    const Plan from = random_plan(random, kLayersOfModel, kSizes.samples, true),
+               to = random_plan(random, kLayersOfModel, kSizes.samples, true);
+    INFO("run " << run << ": " << to_lua(from) << " to " << to_lua(to));
+    auto old_parts = needs_of_plan(graph, from, 0), needs = needs_of_plan(graph, to, old_parts.size());
+    const size_t ranks = needs.size(), victim = random() % ranks;
+    old_parts.resize(ranks);
+    bool lost = true;
+    for (int last = 0; lost; last += 1 + last / 8) {
+      INFO("rank " << victim << " of " << ranks << " is lost at its operation " << last);
+      std::vector<Member> members(ranks);
+      for (size_t r = 0; r < ranks; ++r) {
+        // Every second time all but one have a newer live state, which counts until all of the other has come.
+        if (run % 2 == 1 && r > 0 && !old_parts[r].empty()) give(*members[r].state, kLive, old_parts[r]);
+        if (!old_parts[r].empty())
+          members[r].tiers.held.push_back(tier_state(Tier::memory, kNear, old_parts[r]));
+      }
+      lost = false;
+      on_ranks(make_loopback(static_cast<int>(ranks)), [&](int r, const auto& fabric) {
+        const auto at = static_cast<size_t>(r);
+        const auto world = fabric->group("everyone", all_ranks(*fabric));
+        DyingGroup group(*world, *fabric, at == victim ? last : -1);
+        try {
+          restore(group, *members[at].state, nullptr, needs[at], options_of(members[at], r));
+        } catch (const Error& error) {
+          if (at == victim) lost = true;
+          fabric->abort(error.what());
+        }
+      });
+      if (!lost) break;
+      ++losses;
+      for (size_t r = 0; r < ranks; ++r)
+        for (const StateStore::Spare& spare : members[r].state->spares())
+          beside += members[r].state->has(spare.name) ? 0 : 1;
+      members[victim].state = reference_state(5);  // another process; its machine's memory is there
+      std::vector<std::optional<Restored>> restored(ranks);
+      on_ranks(make_loopback(static_cast<int>(ranks)), [&](int r, const auto& fabric) {
+        const auto at = static_cast<size_t>(r);
+        const auto world = fabric->group("everyone", all_ranks(*fabric));
+        RestoreOptions options = options_of(members[at], r);
+        options.generation = 5;
+        restored[at] = restore(*world, *members[at].state, nullptr, needs[at], options);
+      });
+      for (size_t r = 0; r < ranks; ++r) {
+        REQUIRE(restored[r]);
+        CHECK(restored[r]->version == restored[0]->version);
+        for (const StatePart& need : needs[r]) {
+          REQUIRE(members[r].state->has(need.name));
+          CHECK(same_bytes(members[r].state->read(need.name), known_part(need, restored[r]->version)));
+        }
+      }
+    }
+  }
+  CHECK(losses >= 100);
+  CHECK(beside > 0);
 }
