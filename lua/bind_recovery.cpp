@@ -145,7 +145,8 @@ void push_restored(lua_State* L, const Restored& restored) {
                       {"generation", restored.version.generation},
                       {"finished", restored.finished},
                       {"moved_bytes", restored.moved_bytes},
-                      {"damaged", Json::array_t(restored.damaged.begin(), restored.damaged.end())}};
+                      {"damaged", Json::array_t(restored.damaged.begin(), restored.damaged.end())},
+                      {"other_runs", Json::array_t(restored.other_runs.begin(), restored.other_runs.end())}};
   if (restored.recovery) {
     const RecoveryPlan& recovery = *restored.recovery;
     Json::object_t bytes;

@@ -53,8 +53,12 @@ std::vector<Version> unneeded(const std::vector<SeenVersion>& seen, int keep) {
   int kept = 1;
   for (auto each = latest + 1; each != ordered.end(); ++each) {
     if (!each->run.empty() && each->run != latest->run) continue;
-    if (each->whole && kept < keep && each->version.step < latest->version.step &&
-        is_on(latest->history, each->version))
+    // Steps that were given up go. Of steps before a history begins, as run:restore begins one, it says
+    // nothing.
+    const bool is_before =
+        !latest->history.empty() && each->version.step < latest->history.front().first_step;
+    const bool led_here = each->version.step < latest->version.step && is_on(latest->history, each->version);
+    if (each->whole && kept < keep && (led_here || is_before))
       ++kept;
     else
       removed.push_back(each->version);

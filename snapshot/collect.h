@@ -20,8 +20,9 @@ struct SeenVersion {
   History history;  // that led to it
 };
 // The versions that are not needed: of all that were decided before the latest whole one, those that are not
-// among the `keep` newest whole versions on its history. What was decided later may still be on its way, and
-// what another run left is not ours to judge. Without a whole version everything is needed.
+// among the `keep` newest whole versions, on its history or from before the run restored other state. What
+// was decided later may still be on its way, and what another run left is not ours to judge. Without a whole
+// version everything is needed.
 std::vector<Version> unneeded(const std::vector<SeenVersion>& seen, int keep);
 
 struct CollectOptions {

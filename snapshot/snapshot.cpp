@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <compare>
 #include <functional>
 
 #include "core/base/error.h"
 #include "core/base/nearest.h"
-#include "core/io/files.h"
+#include "core/io/file.h"
 #include "snapshot/store/parts.h"
 
 namespace het {
@@ -110,19 +111,31 @@ Snapshot choose(const Place& place, std::optional<int64_t> step, std::vector<std
 }
 
 // By version, the newest first; of each the ranks and the paths or keys.
-using FoundFiles = std::map<Version, std::vector<std::pair<int64_t, std::string>>, std::greater<>>;
+struct FoundFile {
+  int64_t rank = 0;
+  std::string file;
+  int64_t modified = 0;
+  auto operator<=>(const FoundFile&) const = default;
+};
+using FoundFiles = std::map<Version, std::vector<FoundFile>, std::greater<>>;
 
-void add(FoundFiles& found, std::string_view name, std::string file) {
+// `modified`: asked only for the name of a snapshot.
+template <typename Modified>
+void add(FoundFiles& found, std::string_view name, std::string file, Modified modified) {
   if (const auto parsed = parse_snapshot_name(name))
-    found[parsed->version].emplace_back(parsed->rank, std::move(file));
+    found[parsed->version].push_back({parsed->rank, std::move(file), modified()});
 }
 
 std::vector<ListedSnapshot> by_version(FoundFiles found) {
   std::vector<ListedSnapshot> snapshots;
   for (auto& [version, files] : found) {
     std::sort(files.begin(), files.end());
-    snapshots.push_back({version, {}});
-    for (auto& [rank, file] : files) snapshots.back().files.push_back(std::move(file));
+    ListedSnapshot& listed = snapshots.emplace_back();
+    listed.version = version;
+    for (FoundFile& file : files) {
+      listed.files.push_back(std::move(file.file));
+      listed.modified = std::max(listed.modified, file.modified);
+    }
   }
   return snapshots;
 }
@@ -238,7 +251,9 @@ Path snapshot_path(const Path& folder, const SnapshotManifest& manifest) {
 std::vector<ListedSnapshot> list_snapshots(const Path& folder) {
   FoundFiles found;
   for (const FolderEntry& entry : list_folder(folder))
-    if (entry.kind == FileKind::file) add(found, entry.name, folder.child(entry.name).text);
+    if (entry.kind == FileKind::file)
+      add(found, entry.name, folder.child(entry.name).text,
+          [&] { return modified_at(folder.child(entry.name)); });
   return by_version(std::move(found));
 }
 
@@ -246,13 +261,14 @@ std::vector<ListedSnapshot> list_place(const Path& folder) {
   std::vector<ListedSnapshot> listed = list_snapshots(folder);
   const Path saved = folder.child(kSavedSnapshot);
   if (listed.empty() && kind_of(saved) == FileKind::file)
-    listed.push_back({SnapshotFile::open(saved)->manifest().version, {saved.text}});
+    listed.push_back({SnapshotFile::open(saved)->manifest().version, {saved.text}, modified_at(saved)});
   return listed;
 }
 
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store) {
   FoundFiles found;
-  for (const StoredObject& object : store.list(kSnapshotPrefix)) add(found, object.key, object.key);
+  for (const StoredObject& object : store.list(kSnapshotPrefix))
+    add(found, object.key, object.key, [&] { return object.modified; });
   return by_version(std::move(found));
 }
 

@@ -60,6 +60,7 @@ Path snapshot_path(const Path& folder, const SnapshotManifest& manifest);
 struct ListedSnapshot {
   Version version;
   std::vector<std::string> files;  // paths or keys, by rank
+  int64_t modified = 0;            // when the last of them was written, in seconds since 1970
 };
 // The snapshot of a saved model has this name in the model's folder.
 inline constexpr const char* kSavedSnapshot = "training.snapshot";

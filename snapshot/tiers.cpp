@@ -12,11 +12,12 @@ namespace {
 
 constexpr size_t kVersions = 8;  // of a place that are looked at, the newest
 
-TierState state_of(const SnapshotTiers::Place& place,
+TierState state_of(const SnapshotTiers::Place& place, int64_t modified,
                    std::span<const std::shared_ptr<const SnapshotFile>> files) {
   TierState state;
   const SnapshotManifest& first = files.front()->manifest();
   state.tier = place.tier;
+  state.modified = modified;
   state.version = first.version;
   state.history = first.history;
   for (const auto& file : files) {
@@ -68,23 +69,29 @@ void SnapshotTiers::look_into_store(const Place& place, std::vector<TierState>& 
 
 void SnapshotTiers::look_into(const Place& place, const std::vector<ListedSnapshot>& listed,
                               std::vector<TierState>& states) {
-  size_t count = 0;
-  for (const ListedSnapshot& each : listed) {
-    if (++count > kVersions) break;
+  // An earlier run may have left higher steps.
+  std::vector<ListedSnapshot> newest = listed;
+  std::stable_sort(newest.begin(), newest.end(),
+                   [](const ListedSnapshot& a, const ListedSnapshot& b) { return a.modified > b.modified; });
+  if (newest.size() > kVersions) newest.resize(kVersions);
+  for (const ListedSnapshot& each : newest) {
     std::vector<Alike>& known = files_[{place.tier, each.version}];
     std::vector<size_t> before;
     for (const Alike& alike : known) before.push_back(alike.files.size());
-    for (const std::string& path : each.files)
-      if (left_out_.count(path) == 0) open(place, path, known);
+    for (const std::string& path : each.files) open(place, path, known);
     before.resize(known.size());
     for (size_t i = 0; i < known.size(); ++i)
       if (known[i].files.size() > before[i])
-        states.push_back(state_of(place, std::span(known[i].files).subspan(before[i])));
+        states.push_back(state_of(place, each.modified, std::span(known[i].files).subspan(before[i])));
   }
 }
 
 // Adds a file that can be read to those of its state.
 void SnapshotTiers::open(const Place& place, const std::string& path, std::vector<Alike>& known) {
+  // As the opened file is called.
+  const auto in_folder = place.store != nullptr ? place.store->file_of(path) : place.folder.with(path);
+  const std::string name = in_folder ? in_folder->text : place.store->url_of(path);
+  if (left_out_.count(name) != 0) return;
   try {
     auto file = place.store != nullptr ? SnapshotFile::open(object_source(place.store, path))
                                        : SnapshotFile::open(place.folder.with(path));
@@ -98,7 +105,7 @@ void SnapshotTiers::open(const Place& place, const std::string& path, std::vecto
     alike->files.push_back(std::move(file));
   } catch (const Error& error) {
     // Others may write, replace and remove files meanwhile; what cannot be read now is not counted on.
-    if (error.kind() == ErrorKind::usage && place.tier != Tier::memory) leave_out(path, error.sentence());
+    if (error.kind() == ErrorKind::usage && place.tier != Tier::memory) leave_out(name, error.sentence());
     if (error.kind() != ErrorKind::usage) warnings_.push_back(error.sentence());
   }
 }

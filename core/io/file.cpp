@@ -364,6 +364,12 @@ void append_file(const Path& path, std::string_view text) {
     fail_environment("cannot write to {}: {}", path.text, std::strerror(error));
 }
 
+int64_t modified_at(const Path& path) {
+  struct stat state {};
+  const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
+  return file && fstat(file.number(), &state) == 0 ? state.st_mtim.tv_sec : 0;
+}
+
 void make_folder(const Path& path) {
   const int error = -path.opener().make_folders(path.text);
   if (error == ENOTDIR)

@@ -117,6 +117,9 @@ void append_file(const Path& path, std::string_view text);
 // Make a folder and those that it lies in. Throws Error(usage).
 void make_folder(const Path& path);
 
+// When a file was written last, in seconds since 1970; 0 where that cannot be found out.
+int64_t modified_at(const Path& path);
+
 // Where the library keeps what it has measured or chosen between runs, of this user; empty where there is no
 // home.
 std::string cache_folder();

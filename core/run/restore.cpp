@@ -33,6 +33,11 @@ std::vector<Inventory::Need> all_of(std::span<const std::vector<StatePart>> need
   return all;
 }
 
+// Generations of one run begin with one; `run:restore` begins another run.
+bool is_of_one_run(const History& a, const History& b) {
+  return a.empty() || b.empty() ? a.empty() == b.empty() : a.front() == b.front();
+}
+
 // What all members report when a generation has begun, by rank.
 struct Reports {
   std::vector<MemberState> members;
@@ -57,6 +62,11 @@ struct Reports {
     return std::any_of(members.begin(), members.end(),
                        [](const MemberState& member) { return !member.tiers.empty(); });
   }
+  template <typename Use>
+  void for_each_tier(Use use) const {
+    for (size_t m = 0; m < members.size(); ++m)
+      for (const TierState& tier : members[m].tiers) use(static_cast<int>(m), tier);
+  }
 
   MemberLinks links() const {
     MemberLinks links;
@@ -69,8 +79,9 @@ struct Reports {
     return links;
   }
 
-  // The history of the run: that of the newest state of a member, else of the newest snapshot, by the
-  // generation that decided it and then by its step.
+  // The history of the run: that of the newest state of a member, else of the newest snapshot of the run that
+  // wrote the last one, by the generation that decided it and then by its step. Machines may hold what other
+  // runs left there.
   const History& history() const {
     static const History kNone;
     const History* newest = &kNone;
@@ -81,14 +92,34 @@ struct Reports {
         newest = &member.history;
       }
     if (version) return *newest;
+    const TierState* last = nullptr;
+    for_each_tier([&](int, const TierState& tier) {
+      if (last == nullptr || tier.modified > last->modified) last = &tier;
+    });
     std::pair<int64_t, int64_t> most{-1, -1};
-    for (const MemberState& member : members)
-      for (const TierState& tier : member.tiers)
-        if (const std::pair key{tier.version.generation, tier.version.step}; key > most) {
-          most = key;
-          newest = &tier.history;
-        }
+    for_each_tier([&](int, const TierState& tier) {
+      const std::pair key{tier.version.generation, tier.version.step};
+      if (key <= most || !is_of_one_run(tier.history, last->history)) return;
+      most = key;
+      newest = &tier.history;
+    });
     return *newest;
+  }
+
+  // Snapshots on disk and in stores of other runs than that of `history`, in words.
+  std::vector<std::string> of_other_runs(const History& history) const {
+    std::map<std::pair<int, Tier>, int64_t> newest;  // steps
+    for_each_tier([&](int rank, const TierState& tier) {
+      if (tier.tier == Tier::memory || is_of_one_run(tier.history, history)) return;
+      int64_t& step = newest[{tier.tier == Tier::store ? 0 : rank, tier.tier}];
+      step = std::max(step, tier.version.step);
+    });
+    std::vector<std::string> sentences;
+    for (const auto& [place, step] : newest)
+      sentences.push_back(fmt::format(
+          "the {} of {} holds snapshots of another run, up to step {}: they are left out",
+          place.second == Tier::store ? "store" : "disk", who(static_cast<size_t>(place.first)), step));
+    return sentences;
   }
 
   // Above every generation that decided a step of what anyone has.
@@ -135,6 +166,9 @@ void require_all(const StateStore& state, const std::vector<StatePart>& needs) {
   for (const StatePart& need : needs)  // none may have initial values now
     HET_REQUIRE(state.has(need.name), need.name);
 }
+
+// A store is asked what it has when nearer places have nothing whole, or so much is repeated with theirs.
+constexpr double kAskStoreSeconds = 2;
 
 // For so many bytes further connections are worth the time that they take.
 constexpr int64_t kMuch = int64_t{16} << 20;
@@ -240,7 +274,10 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       if (far && !reports.any_tier())
         fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
              show(settled.missing), settled.version.step);
-    } else if (!reports.any_live() && far && !reports.any_tier()) {
+    } else if (!reports.any_live() && !far) {
+      far = true;  // nobody waits yet: the newest of all places counts
+      continue;
+    } else if (!reports.any_live() && !reports.any_tier()) {
       return std::nullopt;
     }
     const RecoveryRequest request = request_of(reports);
@@ -253,6 +290,11 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       continue;
     }
     found.version = found.recovery->moves.version;
+    if (const auto repeated = static_cast<double>(request.newest_step - found.version.step);
+        !far && repeated * request.step_seconds > kAskStoreSeconds) {
+      far = true;
+      continue;
+    }
     found.moved_bytes = moved_bytes(found.recovery->moves);
     found.about = reports.about_of(found.version);
     const History history = up_to(reports.history(), found.version);
@@ -275,6 +317,7 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       continue;
     }
     found.damaged = std::move(damaged);
+    found.other_runs = reports.of_other_runs(history);
     if (options.tiers != nullptr) options.tiers->release();
     require_all(state, needs);
     return found;

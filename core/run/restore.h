@@ -22,8 +22,9 @@ struct Restored {
   int64_t moved_bytes = 0;  // by all ranks
   // Of a state that was read from snapshots.
   std::optional<RecoveryPlan> recovery;
-  std::string about;                 // TierState::about of its version
-  std::vector<std::string> damaged;  // sentences, of all ranks: what counted no longer
+  std::string about;                    // TierState::about of its version
+  std::vector<std::string> damaged;     // sentences, of all ranks: what counted no longer
+  std::vector<std::string> other_runs;  // sentences: snapshots that are not of the run that goes on
 };
 
 // Chooses who sends what (planner/migrate/migrate.h). All ranks choose the same.

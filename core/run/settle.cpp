@@ -40,7 +40,8 @@ Json to_json(const TierState& state) {
                         {"history", to_json(state.history)},
                         {"parts", to_json(state.parts)},
                         {"about", state.about},
-                        {"bytes_per_second", state.bytes_per_second}};
+                        {"bytes_per_second", state.bytes_per_second},
+                        {"modified", state.modified}};
 }
 
 TierState parse_tier_state(const MemberReader& json) {
@@ -53,6 +54,7 @@ TierState parse_tier_state(const MemberReader& json) {
   state.parts = json.at("parts").parts();
   state.about = json.text("about");
   state.bytes_per_second = json.real("bytes_per_second");
+  state.modified = json.number("modified");
   return state;
 }
 

@@ -34,6 +34,7 @@ struct TierState {
   std::vector<StatePart> parts;  // some of the state, or all
   std::string about;             // JSON: what goes with the state beside its tensors
   double bytes_per_second = 0;   // as StateSource has it
+  int64_t modified = 0;          // when the last of its files was written, in seconds since 1970
 };
 
 // The tiers of one member but its device. Used from one thread; read() of the store from a second one.

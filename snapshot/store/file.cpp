@@ -19,12 +19,6 @@ bool is_dead(const std::string& name) { return name.ends_with(kDead); }
 bool is_unfinished(const std::string& name) { return name_of_unfinished(name).has_value(); }
 bool is_unnamed(const std::string& name) { return is_dead(name) || is_unfinished(name); }
 
-int64_t modified_at(const Path& path) {
-  struct stat status {};
-  const Descriptor file(path.opener().open(path.text, OpenMode::read, path.purpose));
-  return file && fstat(file.number(), &status) == 0 ? status.st_mtim.tv_sec : 0;
-}
-
 class FileStore final : public ObjectStore {
  public:
   explicit FileStore(const Path& folder) : ObjectStore(folder.text), folder_(folder) {}

@@ -102,7 +102,7 @@ end
 local function recipe_of(a)
   local settings = native.settings or {}
   local compared = { saves = a.save ~= nil, keeps_best = a.keep_best ~= nil,
-    resumes = a.resume or settings.resume or false,
+    resumes = not settings.elastic and settings.resume or false,   -- with --elastic all do where one does
     writes = a.sample ~= nil and not settings.quiet,
     traces = (settings.trace or "") ~= "", arguments = {}, options = {} }
   local own = {}
@@ -181,7 +181,9 @@ function digest.of_run(a)
   for name, value in pairs(a) do
     if not own_affairs[name] then arguments[name] = value end
   end
-  local groups = { { prefix = "", values = arguments }, { prefix = "--", values = options.values() } }
+  local settings = native.settings or {}
+  local groups = { { prefix = "", values = arguments }, { prefix = "--", values = options.values() },
+    { prefix = "--", values = settings.elastic and {} or { resume = settings.resume or false } } }
   return {
     recipe = text_of(recipe_of(a), hashes), settings = settings_of(groups, hashes),
     data = text_of(data, hashes), data_settings = settings_of({ { prefix = "", values = data } }, hashes),

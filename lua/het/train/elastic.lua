@@ -122,15 +122,16 @@ local function share_last_step(self)
   self.last_step = { step = self.step }
 end
 
--- All ranks of the run were lost, and its launcher started them again: the last save goes on, or the last snapshot on
--- disk. Without --overwrite the folders can hold no other run's.
+-- A run that one machine asks to go on goes on for all. So does one whose ranks were all lost, and which its launcher
+-- has started again: from the last save, or the last snapshot on disk. Without --overwrite the folders can hold no
+-- other run's.
 local function resume_own(self)
   local a = self.arguments
   local started_again = os.getenv "HETRUN_STARTED_AGAIN" and self.cluster:roster().number > 1 and not self.overwrite
   local held = started_again and a.save and files.held(a.save)
   local folder = started_again and (a.snapshot or {}).folder
   local taken = folder and native.path_kind(folder) == "folder" and native.snapshot_list(folder)[1]
-  local answers = self.cluster:all_gather((held and held.training or taken) and "resume" or "")
+  local answers = self.cluster:all_gather((self.resume or held and held.training or taken) and "resume" or "")
   for _, answer in ipairs(answers) do self.resume = self.resume or answer ~= "" end
 end
 
@@ -182,8 +183,8 @@ local function begin_session(self)
     resume_own(self)
     self.begin_state()
     if roster.number > 1 and self.cluster:rank() == 0 and not native.settings.quiet then
-      native.write("stderr", ("generation %d: none of its ranks has done a step of this run; it begins after step %d\n")
-        :format(roster.number, self.step))
+      native.write("stderr", ("generation %d: none of its ranks has done a step of this run; it %s\n"):format(
+        roster.number, self.restores and "looks for snapshots" or ("begins after step %d"):format(self.step)))
     end
   end
   money.agree(self.ledger, ledgers)

@@ -46,6 +46,21 @@ local function device_of(self)
   return native.device(self.device, self.pace and self.pace.devices[self.rank + 1])
 end
 
+-- The training state of a save, opened; nil where there is none. One that is damaged gives way to snapshots.
+local function training_in(self, folder)
+  local ok, training = pcall(files.training, folder)
+  if ok then return training end
+  local taken = self.snapshots and (self.arguments.snapshot or {}).folder
+  local newest = taken and native.path_kind(taken) == "folder" and native.snapshot_list(taken)[1]
+  if not newest then error(training, 0) end
+  if self.rank == 0 then
+    native.write("stderr", ("%s; the snapshots in %s, up to step %d, are taken in its place\n"):format(
+      (errors.describe(training)), taken, newest.step))
+  end
+  saving.mark_own(self, folder)
+  return nil
+end
+
 -- Weights to begin with, and where an earlier run stopped. Tensors are read when programs ask for them.
 local function restore(self)
   local a = self.arguments
@@ -56,7 +71,7 @@ local function restore(self)
     self.initial[name] = true
   end }
   reference.read(a, function(name, tensor) state:set_initial(name, tensor) end)
-  local training = self.resume and a.save and files.training(a.save)
+  local training = self.resume and a.save and training_in(self, a.save)
   if not training then
     local folder = a.from or rawget(a.model, "folder")
     if folder then loader.set_initial_weights(folder, a.model, state) end

@@ -221,9 +221,14 @@ end
 function saving.say_kept(run, why)
   local folder = run.arguments.save
   local held = folder and run.wrote[real(folder)] and files.held(folder)
+  local taken = (run.arguments.snapshot or {}).folder
+  local newest = taken and native.path_kind(taken) == "folder" and native.snapshot_list(taken)[1]
   if held and held.training then
     native.write("stderr", ("%s holds %s: --resume goes on with it\n"):format(folder, files.describe_held(held)))
-  elseif not (run.arguments.snapshot or {}).folder and (not run.member or why:find "members were there") then
+  elseif newest then
+    native.write("stderr", ("%s holds snapshots up to step %d: --resume goes on with them\n"):format(taken,
+      newest.step))
+  elseif not taken and (not run.member or why:find "members were there") then
     native.write("stderr", ("nothing was saved of %s (set `save` with `save_every`, or `snapshot.folder`)\n"):format(
       text.plural(run.step, "step")))
   end

@@ -18,6 +18,7 @@ local reference = require "het.train.reference"
 local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
+local together = require "het.train.together"
 local trace = require "het.train.trace"
 
 local Session = {}
@@ -116,7 +117,7 @@ local function take_state(self, program, before)
   elseif not ok then
     error(restored, 0)
   end
-  if not restored then return end
+  if not restored then return together.call(run, snapshots.expect_none, run) end
   if not run.has_state and restored.step < run.step then   -- the last save has had more steps
     run.state:clear()
     run.state:set_step(run.step)

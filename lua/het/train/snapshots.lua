@@ -376,6 +376,7 @@ end
 -- @treturn table what was kept beside the tensors (record.read)
 function snapshots.restored(run, restored)
   say(run, restored.damaged)
+  say(run, restored.other_runs)
   snapshots.say_warnings(run)
   local kept = native.json_decode(restored.about)
   kept.step = restored.step
@@ -398,6 +399,17 @@ end
 --- Say which files could not be read.
 function snapshots.say_warnings(run)
   say(run, run.snapshots and run.snapshots:warnings() or {})
+end
+
+--- No snapshot could be read: an error where files of some are there, which a run from the start would replace.
+function snapshots.expect_none(run)
+  local folder = (run.arguments.snapshot or {}).folder
+  if run.has_state or run.step > 0 or not folder or native.path_kind(folder) ~= "folder" then return end
+  local newest = native.snapshot_list(folder)[1]
+  if not newest then return end
+  errors.usage("%s holds snapshots up to step %d, and none of them can be read; a good copy of them in their place, or "
+    .. "--overwrite without --resume, which removes them and begins anew, or another folder for `snapshot.folder`",
+    folder, newest.step)
 end
 
 --- The snapshots are not whole, and the run begins without them.

@@ -246,7 +246,8 @@ TEST_CASE("a snapshot that is found damaged in the middle of a move gives way to
     }
     if (restored[0]->damaged.empty()) continue;
     ++in_the_middle;
-    CHECK(members[victim].tiers.lists == 2);
+    // The older one repeats 5 s of steps: then stores are asked, too.
+    CHECK(members[victim].tiers.lists == (restored[0]->version == kFar ? 3 : 2));
     (restored[0]->version == kFar ? older : same) += 1;
   }
   CHECK(in_the_middle >= 15);
@@ -321,7 +322,8 @@ TEST_CASE("a rank lost while snapshots are read leaves the others what they need
       INFO("rank " << victim << " of " << ranks << " is lost at its operation " << last);
       std::vector<Member> members(ranks);
       for (size_t r = 0; r < ranks; ++r) {
-        // Every second time all but one have a newer live state, which counts until all of the other has come.
+        // Every second time all but one have a newer live state, which counts until all of the other has
+        // come.
         if (run % 2 == 1 && r > 0 && !old_parts[r].empty()) give(*members[r].state, kLive, old_parts[r]);
         if (!old_parts[r].empty())
           members[r].tiers.held.push_back(tier_state(Tier::memory, kNear, old_parts[r]));

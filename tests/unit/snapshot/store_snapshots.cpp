@@ -198,6 +198,11 @@ TEST_CASE("the latest whole versions of a history are kept, whatever the others 
         Versions{{100, 1}, {50, 1}});
   CHECK(unneeded({seen(9, 1, true), seen(8, 1, true, "other"), seen(7, 1, false, "")}, 1) ==
         Versions{{7, 1}});
+  // run:restore began anew after step 45: what was before it is kept as any other.
+  SeenVersion anew = seen(50, 4, true);
+  anew.history = {{4, 45, 0}};
+  CHECK(unneeded({anew, seen(40, 2, true), seen(30, 1, true)}, 2) == Versions{{30, 1}});
+  CHECK(unneeded({anew, seen(40, 2, true), seen(30, 1, true)}, 3).empty());
   CHECK_THAT(error_of([&] { unneeded({seen(1, 1, true)}, 0); }),
              Contains("usage: of snapshots at least 1 is kept"));
 }
