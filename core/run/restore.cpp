@@ -272,7 +272,8 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       const Settlement settled = settle(reports.members, all_of(reports.needs));
       if (settled.missing.empty()) return go_on(group, state, executor, needs, reports, settled, options);
       if (far && !reports.any_tier())
-        fail(ErrorKind::environment, "no member of the run has {} of the state after step {}",
+        fail(ErrorKind::environment,
+             "no member of the run has {} of the state after step {}, and there is no snapshot to go back to",
              show(settled.missing), settled.version.step);
     } else if (!reports.any_live() && !far) {
       far = true;  // nobody waits yet: the newest of all places counts

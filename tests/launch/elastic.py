@@ -267,6 +267,17 @@ class Elastic(unittest.TestCase):
         self.ended(newcomer)
         self.assert_same_curve(right)
 
+    def test_others_join_a_run_that_one_machine_has_resumed(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        kept = ('--snapshots=snaps', '--allow-write=snaps', '--eager')
+        head = self.start_held({10: 0}, f'--listen={place}', '--resume', *kept, workers=1, elastic='1:2')
+        self.until_step(head, 9)
+        [newcomer] = self.let_join(head, place, 10, *kept, count=1, members=2)   # by the command of every other day
+        self.ended(head)
+        self.ended(newcomer)
+        self.assert_same_curve(right)
+
     def test_a_run_begins_when_as_many_are_there_as_it_needs_at_least(self):
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'

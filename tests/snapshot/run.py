@@ -273,6 +273,34 @@ class Runs(Case):
         step = self.kept()[0]
         self.assertIn(f'going on after step {step}', self.run_it('--steps=14', '--resume', *words))
 
+    def test_snapshots_that_cannot_be_read_are_not_replaced(self):
+        self.run_it()
+        files = sorted((self.folder / 'kept').glob('*.snapshot'))
+        for file in files:
+            file.write_bytes(file.read_bytes()[:-100])
+        err = self.run_it('--resume', code=2)
+        self.assertRegex(err, r'kept holds snapshots up to step \d+, and none of them can be read')
+        self.assertEqual(sorted((self.folder / 'kept').glob('*.snapshot')), files)
+
+    def test_a_damaged_save_gives_way_to_snapshots(self):
+        words = ('--save=model', '--allow-write=model')
+        self.run_it('--steps=9', *words)
+        step = self.kept()[0]
+        training = self.folder / 'model/training.snapshot'
+        training.write_bytes(training.read_bytes()[:-100])
+        err = self.run_it('--steps=14', '--resume', *words)
+        self.assertRegex(err, rf'truncated.*; the snapshots in kept, up to step {step}, are taken in its place')
+        self.assertIn(f'going on after step {step}', err)
+        self.assertIn('already trained for all 14 steps', self.run_it('--steps=14', '--resume', *words))
+
+    def test_the_newest_of_folder_and_store_counts(self):
+        words = ('--store=far', '--allow-write=far')
+        self.run_it('--steps=20', *words)
+        steps = sorted(each['step'] for each in self.json_of('snapshot', 'list', 'far')['snapshots'])
+        for file in (self.folder / 'kept').glob(f'step-{steps[-1]}-*'):
+            file.unlink()
+        self.assertIn(f'restored the state after step {steps[-1]}', self.run_it('--steps=24', '--resume', *words))
+
     def test_snapshots_of_another_run_are_not_mixed_in(self):
         self.run_it()
         step = self.kept()[0]

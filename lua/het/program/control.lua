@@ -85,12 +85,22 @@ end
 
 local function ago(seconds) return text.duration(math.max(0, seconds)) .. " ago" end
 
+-- Seconds that a run has said nothing, where that is unusual; nil where it is not.
+local function silence_of(status)
+  local seconds = os.time() - status.at
+  local usual = 3 * (text.finite(status.step_seconds) or 0) + 10
+  return status.state == "training" and seconds > usual and seconds or nil
+end
+
 local function print_status(status)
   local now = os.time()
   local row = "%-10s %s"
   local recipe = status.recipe and (" (%s)"):format(status.recipe) or ""
   say(row, "run", ("%s%s, %s; begun %s, last heard of %s"):format(status.run, recipe, status.state,
     ago(now - (status.started or now)), ago(now - status.at)))
+  if silence_of(status) then
+    say(row, "", "it may wait for as many ranks as it needs, or move its state: all below is of then")
+  end
   local rate = text.finite(status.step_seconds) and status.tokens_per_step and ("; %s %s/s, %s left"):format(
     text.count(status.tokens_per_step / status.step_seconds), status.unit,
     text.duration((status.steps - status.step) * status.step_seconds)) or ""
@@ -161,7 +171,7 @@ end
 
 -- The answer to a command.
 local function obeyed(attached, name, where, word)
-  local started, id = native.clock(), nil
+  local started, id, said = native.clock(), nil, false
   local begun = read(attached, name, where).started
   local text_of = ("%s %d"):format(word, begun)   -- good for this run alone
   while native.clock() - started < longest_wait do
@@ -173,6 +183,12 @@ local function obeyed(attached, name, where, word)
       errors.usage("run '%s' has ended", name)
     end
     id = id or attached:send(text_of)
+    if not said and not native.settings.json and native.clock() - started > 5 then
+      said = true
+      local silence = silence_of(status)
+      native.write("stderr", ("waiting for the run to answer, for %d s at most%s\n"):format(longest_wait, silence
+        and (": it has said nothing for %s, as when it waits for ranks"):format(text.duration(silence)) or ""))
+    end
     native.sleep(0.05)
   end
   if id then attached:withdraw(id, text_of) end

@@ -140,7 +140,8 @@ local function count_change(self, known, members, reached)
   local all = self.ledger
   all.changes = all.changes + 1
   all.gone, all.came = all.gone + #missing_in(members, known.members), all.came + #missing_in(known.members, members)
-  all.steps_repeated = all.steps_repeated + math.max(0, reached - self.step)
+  self.went_back = math.max(0, reached - self.step)
+  all.steps_repeated = all.steps_repeated + self.went_back
 end
 
 -- How fast the machines of these ranks reach each other; measured where one has come.
@@ -431,11 +432,13 @@ local function go_on(self, reporter, problem)
   end
   local roster = self.cluster:roster()
   local lost, joined = #missing_in(roster.members, members), #missing_in(members, roster.members)
+  local repeated = self.went_back or math.max(0, step - self.step)
+  self.went_back = nil
   reporter:lead(self.rank == 0)
   reporter:generation { generation = roster.number, reason = self.change_reason, members = #roster.members,
     lost = lost, joined = joined, step = self.step,
-    steps_repeated = math.max(0, step - self.step),
-    moved_bytes = moved_bytes_of(self.session.restored), bytes = (self.session.restored or {}).bytes,
+    steps_repeated = repeated, moved_bytes = moved_bytes_of(self.session.restored),
+    bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }
   self.change_seconds = native.clock() - started
   pause.timeline, pause.members = roster.number, #roster.members
@@ -446,7 +449,7 @@ local function go_on(self, reporter, problem)
   end
   pause.planned_ahead = self.planned_ahead
   pause.bytes = (self.session.restored or {}).bytes or { live = moved_bytes_of(self.session.restored) }
-  pause.steps_repeated = pause.steps_repeated + math.max(0, step - self.step)
+  pause.steps_repeated = pause.steps_repeated + repeated
   self.pause = pause
 end
 
