@@ -243,7 +243,7 @@ class Run:
 
     def act(self, step):
         what, rank, draw = self.schedule.events[step]
-        {'kill': self.kill, 'kill two': self.kill_two, 'stop': self.stop, 'pause store': self.pause_store,
+        {'kill': self.kill, 'kill two': self.kill_two, 'kill again': self.kill_again, 'stop': self.stop, 'pause store': self.pause_store,
          'damage': self.damage_memory, 'terminate': self.terminate, 'fill disk': self.fill_disk, 'empty disk': self.empty_disk,
          'join': self.join, 'cut': self.cut, 'part': self.part, 'slow': self.slow, 'kill host': self.kill_host,
          'restart store': self.restart_store, 'wait': lambda *_: time.sleep(0.6)}.get(what, lambda *_: self.end_and_resume(what, draw))(rank, draw)
@@ -256,6 +256,11 @@ class Run:
         first = rank % max(1, len(pids))
         for pid in {pids[at] for at in (first, (first + 1 + draw % max(1, len(pids) - 1)) % len(pids))} if pids else ():
             os.kill(pid, signal.SIGKILL)
+
+    def kill_again(self, rank, draw):
+        """The second one while the others make good for the first."""
+        self.kill(rank, 0)
+        self.later(0.02 + draw % 150 / 1000, lambda: self.kill(draw, 0))
 
     def stop(self, rank, _):
         pid = self.send(rank, signal.SIGSTOP)

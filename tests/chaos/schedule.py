@@ -7,15 +7,15 @@ STEPS = 40
 # again; `joins`: one that does not, which others join; `hosts`: three machines, each in a network namespace; `resume`: on
 # disk, from which all goes on after all is killed; `etcd`: ranks without a launcher that meet in etcd.
 WORLDS = {
-    'launcher': (38, {'kill': 4, 'kill at': 4, 'kill two': 2, 'stop': 2, 'pause store': 1, 'damage': 1, 'terminate': 2,
-                      'fill disk': 3}),
+    'launcher': (38, {'kill': 4, 'kill at': 4, 'kill two': 2, 'kill again': 4, 'stop': 2, 'pause store': 1, 'damage': 1,
+                      'terminate': 2, 'fill disk': 3}),
     'joins': (20, {'join': 5, 'kill': 2, 'kill at': 1, 'terminate': 1}),
     'hosts': (14, {'cut': 3, 'part': 2, 'slow': 2, 'kill host': 1, 'kill': 1}),
     'resume': (14, {'end': 1}),
     'etcd': (14, {'restart store': 5, 'kill': 2, 'kill at': 1, 'terminate': 1}),
 }
 FOLLOWED_BY = {'fill disk': (8, 'empty disk'), 'terminate': (2, 'wait')}
-LOSE_RANKS = ('kill', 'kill two', 'kill host', 'stop', 'pause store', 'damage', 'join', 'cut', 'part', 'restart store')
+LOSE_RANKS = ('kill', 'kill two', 'kill again', 'kill host', 'stop', 'pause store', 'damage', 'join', 'cut', 'part', 'restart store')
 DAMAGES = ('flip a bit', 'truncate', 'empty', 'remove', 'none')
 
 
@@ -86,7 +86,7 @@ class Schedule:
         hosts = [rank % len(self.machines) if what == 'cut' else 1 for what, rank, _ in self.events.values()
                  if what in ('cut', 'part', 'kill host')]
         # The first machine alone has lost both others.
-        return self.kinds & {'damage', 'kill two'} or len(hosts) > 1 or 0 in hosts
+        return self.kinds & {'damage', 'kill two', 'kill again'} or len(hosts) > 1 or 0 in hosts
 
     def loses_close_together(self):
         """Whether ranks may be lost before a new plan's state has copies, which takes a step or two."""
