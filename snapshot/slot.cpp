@@ -1,6 +1,7 @@
 #include "snapshot/slot.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 

@@ -63,7 +63,7 @@ void SnapshotTiers::look_into_store(const Place& place, std::vector<TierState>& 
   try {
     look_into(place, list_snapshots(*place.store), states);
   } catch (const Error& error) {  // it says nothing of what it has
-    warnings_.push_back(error.sentence());
+    warn(error.sentence());
   }
 }
 
@@ -91,7 +91,7 @@ void SnapshotTiers::open(const Place& place, const std::string& path, std::vecto
   // As the opened file is called.
   const auto in_folder = place.store != nullptr ? place.store->file_of(path) : place.folder.with(path);
   const std::string name = in_folder ? in_folder->text : place.store->url_of(path);
-  if (left_out_.count(name) != 0) return;
+  if (is_left_out(name)) return;
   try {
     auto file = place.store != nullptr ? SnapshotFile::open(object_source(place.store, path))
                                        : SnapshotFile::open(place.folder.with(path));
@@ -106,7 +106,7 @@ void SnapshotTiers::open(const Place& place, const std::string& path, std::vecto
   } catch (const Error& error) {
     // Others may write, replace and remove files meanwhile; what cannot be read now is not counted on.
     if (error.kind() == ErrorKind::usage && place.tier != Tier::memory) leave_out(name, error.sentence());
-    if (error.kind() != ErrorKind::usage) warnings_.push_back(error.sentence());
+    if (error.kind() != ErrorKind::usage) warn(error.sentence());
   }
 }
 
@@ -165,6 +165,19 @@ void SnapshotTiers::leave_out(const std::string& path, const std::string& why) {
   snapshots_.clear();
 }
 
-std::vector<std::string> SnapshotTiers::take_warnings() { return std::exchange(warnings_, {}); }
+bool SnapshotTiers::is_left_out(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  return left_out_.count(path) != 0;
+}
+
+void SnapshotTiers::warn(const std::string& sentence) {
+  const std::lock_guard lock(mutex_);
+  warnings_.push_back(sentence);
+}
+
+std::vector<std::string> SnapshotTiers::take_warnings() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(warnings_, {});
+}
 
 }  // namespace het

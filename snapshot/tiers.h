@@ -52,6 +52,8 @@ class SnapshotTiers : public TierReader {
   void open(const Place& place, const std::string& path, std::vector<Alike>& known);
   std::shared_ptr<const Snapshot> snapshot_of(Tier tier, Version version);
   void leave_out(const std::string& path, const std::string& why);
+  bool is_left_out(const std::string& path);
+  void warn(const std::string& sentence);
   double bytes_per_second(Tier tier);
 
   const std::vector<Place> places_;

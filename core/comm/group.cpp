@@ -133,7 +133,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
     const void* key;
     std::function<void(const std::string&)> dead;
   };
-  std::recursive_mutex telling_;  // of watchers_; held while they are called
+  std::recursive_mutex notifying_;  // of watchers_; held while they are called
   std::vector<Watcher> watchers_;
 };
 
@@ -447,7 +447,7 @@ void Group::fail(const std::string& reason, const std::string& cause) {
     const Lock lock(tracker_.mutex);
     tracker_.end_failure();
   }
-  std::lock_guard lock(telling_);
+  std::lock_guard lock(notifying_);
   for (const Watcher& watcher : std::exchange(watchers_, {})) watcher.dead(cause);
 }
 
@@ -458,7 +458,7 @@ std::string Group::lost(int peer) {
 }
 
 void Group::watch(const void* key, std::function<void(const std::string&)> dead) {
-  std::lock_guard telling(telling_);
+  std::lock_guard notifying(notifying_);
   {
     const Lock lock(tracker_.mutex);
     if (!tracker_.dead()) {
@@ -470,7 +470,7 @@ void Group::watch(const void* key, std::function<void(const std::string&)> dead)
 }
 
 void Group::unwatch(const void* key) {
-  std::lock_guard lock(telling_);
+  std::lock_guard lock(notifying_);
   std::erase_if(watchers_, [&](const Watcher& watcher) { return watcher.key == key; });
 }
 

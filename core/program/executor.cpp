@@ -52,8 +52,16 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       state_(std::move(state)),
       memory_(memory_of(program_)),
       groups_(std::move(groups)) {
-  Device& device = state_->device();
+  const std::vector<Kernel*> kernels = prepare_kernels();
+  place_buffers();
+  bind_operands(kernels);
+  find_decision();
+  prepare_communication();
+  find_segments();
+}
 
+// By instruction; null for those that communicate.
+std::vector<Kernel*> Executor::prepare_kernels() {
   std::unordered_map<std::string, Kernel*> known;
   std::vector<Kernel*> kernels;
   for (const Instruction& instruction : program_.instructions) {
@@ -79,34 +87,42 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
             return program_.scopes[compute.scope].empty() ? std::string(compute.op->name)
                                                           : "layer " + program_.scopes[compute.scope];
           },
-          [&] { return device.prepare(request); }));
+          [&] { return state_->device().prepare(request); }));
       kernel = kernels_.back().get();
       memory_.workspace = std::max(memory_.workspace, kernel->workspace_bytes());
     }
     kernels.push_back(kernel);
   }
+  return kernels;
+}
 
-  int64_t new_state = 0, scratch = 0;
-  for (const BufferSpec& buffer : program_.buffers) {
-    if (buffer.home == Home::state && !state_->has(buffer.name)) new_state += buffer.type.bytes();
-    if (buffer.home == Home::persistent || buffer.home == Home::input || buffer.home == Home::output)
-      scratch += aligned(buffer.type.bytes());
-  }
-  const int64_t own = aligned(program_.arena_bytes) + scratch + memory_.workspace;
+// Throws Error(environment) where `own` bytes and the state that is not there yet do not fit on the device.
+void Executor::require_memory(int64_t own) const {
+  const Device& device = state_->device();
+  int64_t needed = own;
+  for (const BufferSpec& buffer : program_.buffers)
+    if (buffer.home == Home::state && !state_->has(buffer.name)) needed += buffer.type.bytes();
   const int64_t budget = device.memory_budget_bytes(), available = device.available_bytes();
-  if (own + new_state > budget)
-    fail_environment(
-        "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are "
-        "available on {}{}; a smaller micro-batch, a shorter context or fewer layers would help",
-        show_bytes(own + new_state), show_bytes(memory_.state), show_bytes(memory_.arena),
-        show_bytes(own - aligned(program_.arena_bytes)), show_bytes(budget), device.name(),
-        // Both were read from a machine that moves on: small differences mean nothing.
-        available - budget > available / 16
-            ? fmt::format(" (of its {}, the rest is promised to other parts of the run)",
-                          show_bytes(available))
-            : std::string());
+  if (needed <= budget) return;
+  fail_environment(
+      "the model does not fit in memory: it needs {} (state {}, activations {}, other {}), {} are "
+      "available on {}{}; a smaller micro-batch, a shorter context or fewer layers would help",
+      show_bytes(needed), show_bytes(memory_.state), show_bytes(memory_.arena),
+      show_bytes(own - aligned(program_.arena_bytes)), show_bytes(budget), device.name(),
+      // Both were read from a machine that moves on: small differences mean nothing.
+      available - budget > available / 16
+          ? fmt::format(" (of its {}, the rest is promised to other parts of the run)", show_bytes(available))
+          : std::string());
+}
 
-  arena_ = device.allocate(own);
+// One allocation holds all that is not state: activations, then what has a place for itself, then workspace.
+void Executor::place_buffers() {
+  int64_t own = aligned(program_.arena_bytes) + memory_.workspace;
+  for (const BufferSpec& buffer : program_.buffers)
+    if (buffer.home == Home::persistent || buffer.home == Home::input || buffer.home == Home::output)
+      own += aligned(buffer.type.bytes());
+  require_memory(own);
+  arena_ = state_->device().allocate(own);
   int64_t next = aligned(program_.arena_bytes);
   for (const BufferSpec& buffer : program_.buffers) {
     switch (buffer.home) {
@@ -123,16 +139,18 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
   workspace_ = arena_->address() + next;
   replaced_ = state_->replaced();
   written_.assign(program_.buffers.size(), false);
-  for (const Instruction& instruction : program_.instructions)
+}
+
+void Executor::bind_operands(const std::vector<Kernel*>& kernels) {
+  for (size_t i = 0; i < program_.instructions.size(); ++i) {
+    const Instruction& instruction = program_.instructions[i];
     if (const auto* start = std::get_if<Start>(&instruction); start != nullptr && start->in.buffer != kAbsent)
       sent_bytes_ += start->in.layout.type.bytes();
-
-  for (size_t i = 0; i < program_.instructions.size(); ++i) {
     Call& call = calls_.emplace_back();
     call.kernel = kernels[i];
     call.first_input = call.first_output = static_cast<int>(addresses_.size());
     if (call.kernel == nullptr) continue;
-    const auto& compute = std::get<Compute>(program_.instructions[i]);
+    const auto& compute = std::get<Compute>(instruction);
     for (const Operand& operand : compute.inputs) addresses_.push_back(address(operand));
     call.first_output = static_cast<int>(addresses_.size());
     for (const Operand& operand : compute.outputs) addresses_.push_back(address(operand));
@@ -140,9 +158,6 @@ Executor::Executor(Program program, std::shared_ptr<StateStore> state, std::shar
       first_update_ = static_cast<int>(i);
   }
   if (first_update_ < 0) first_update_ = static_cast<int>(calls_.size());
-  find_decision();
-  prepare_communication();
-  find_segments();
 }
 
 void Executor::find_decision() {

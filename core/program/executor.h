@@ -127,6 +127,10 @@ class Executor {
   bool launch(Segment& segment);
   void synchronize_before(const Call& call);
   void run_kernel(const Call& call);
+  std::vector<Kernel*> prepare_kernels();
+  void place_buffers();
+  void require_memory(int64_t own) const;
+  void bind_operands(const std::vector<Kernel*>& kernels);
   void find_decision();
   void prepare_communication();
   void find_segments();

@@ -383,10 +383,10 @@ void Member::ask_change(int64_t generation, const std::string& reason) {
   post(RosterMachine::ChangeAsked{generation, reason});
 }
 void Member::end_run() {
-  constexpr milliseconds kTold{2000};
+  constexpr milliseconds kStoreKnows{2000};
   post(RosterMachine::RunEnded{});
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kTold, [&] { return ended_ || failure_; });
+  changed_.wait_for(lock, kStoreKnows, [&] { return ended_ || failure_; });
 }
 
 void Member::peer_lost(int64_t generation, int rank) {
