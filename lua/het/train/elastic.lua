@@ -197,6 +197,7 @@ local function begin_session(self)
     lost = #missing_in(members, self.members or members), joined = #missing_in(self.members or members, members) }))
   self.planned_at = native.clock()
   self.session = session.new(self, self.session)
+  self.ledger.begun_again = self.ledger.begun_again or not known and roster.number > 1
   self.left_behind = false
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
@@ -478,6 +479,7 @@ function elastic.account(self, reporter, results)
     samples_repeated = samples.repeated, paid = all.paid, money_lost = all.paid and all.money_lost or nil } do
     results[name] = number
   end
+  results.counted_from = all.begun_again and all.begun > 0 and all.begun or nil
   reporter:account(results)
 end
 
