@@ -74,5 +74,19 @@ local found = ahead.rename((planning.from_lua [[het.plan { microbatch = 2,
 local devices = table.concat(require("het.plan").devices(found), " ")
 check(devices == "b:0 a:1 c:0", "the devices are %s", devices)
 
+-- The planner answers for ranks for which a plan is being made ahead: that one is done, and its thread ends.
+do
+  local here, ended = cluster.with((ranks.cluster_of({ rank_on "a" }, link))), 0
+  local automatic = { automatic = { ahead = 4, fallbacks = 0 } }
+  local own = { plans = {}, order = {}, queue = {}, wanted = {}, working = ahead.key(here, false) }
+  own.plans[own.working] = { nodes = { "a" }, bandwidth = 1, is_done = function() return false end,
+    under_way = function() return { give_up = function() ended = ended + 1 end } end }
+  local run = { arguments = { plan = automatic }, cluster_here = here, ahead = own }
+  ahead.keep(run, { plan = "found" })
+  check(own.plans[own.working].answer and ended == 1, "what is planned twice goes on")
+  ahead.stop(run)   -- which gives up what is under way
+  check(ended == 2, "nothing is given up")
+end
+
 print "right"
 os.exit(0)

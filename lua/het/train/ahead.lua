@@ -126,8 +126,14 @@ end
 function ahead.keep(run, answer)
   local automatic, cluster = automatic_of(run.arguments), run.cluster_here
   if not automatic then return end
-  local key = ahead.key(cluster, automatic.fallbacks > 0)
-  keep(state_of(run), key, { answer = answer, nodes = nodes_of(cluster), bandwidth = cluster.bandwidth })
+  local key, own = ahead.key(cluster, automatic.fallbacks > 0), state_of(run)
+  if own.working ~= key then
+    return keep(own, key, { answer = answer, nodes = nodes_of(cluster), bandwidth = cluster.bandwidth })
+  end
+  local entry = own.plans[key]   -- which is planned for at this moment
+  entry.answer = answer
+  local thread = entry.under_way()
+  if thread then thread:give_up() end
 end
 
 -- Ends the planning under way.
