@@ -115,13 +115,18 @@ class Finder {
     if (node.op->sharding.empty()) return read_without_rules(node);
     const OpCall call{*node.op, inputs, node.attributes};
     const Notation notation = notation_of(call, outputs);
+    // A letter of one entry is never cut, and runs where the letters merged with it run: it would join them.
+    const auto is_single = [&](const std::string& letter) { return notation.sizes.at(letter) == 1; };
     std::vector<std::string> cut;
     for (ShardingInstance& instance : sharding_of(call, outputs)) {
       cut.insert(cut.end(), instance.letters.begin(), instance.letters.end());
-      const bool one_range = node.op->sharding[instance.rule].one_range;
       auto places = places_of(node, notation, instance.letters);
-      Letters letters{node_, std::move(places), "", std::move(instance), one_range, {}};
-      remember(std::move(letters));
+      if (!instance.letters.empty() && instance.units == 1) {
+        refuse_together(node, instance.letters, places);
+        continue;
+      }
+      const bool one_range = node.op->sharding[instance.rule].one_range;
+      remember({node_, std::move(places), "", std::move(instance), one_range, {}});
     }
     const auto numbers = [&](const std::vector<OperandNotation>& operands, const std::vector<ValueId>& ids) {
       for (size_t i = 0; i < operands.size(); ++i)
@@ -134,7 +139,7 @@ class Finder {
     numbers(notation.inputs, node.inputs);
     numbers(notation.outputs, node.outputs);
     for (const std::string& letter : notation.letters)
-      if (std::find(cut.begin(), cut.end(), letter) == cut.end())
+      if (!is_single(letter) && std::find(cut.begin(), cut.end(), letter) == cut.end())
         remember({node_, places_of(node, notation, {letter}), reason(node, letter), {}, false, {}});
   }
 
@@ -156,6 +161,18 @@ class Finder {
     if (size > 1)
       remember(
           {node_, {{id, static_cast<int64_t>(dim), 0, {{1, size, 1}}}}, std::move(obstacle), {}, false, {}});
+  }
+
+  // Dimensions of letters that are cut together, and whose sizes have nothing in common: 8 query heads and 1
+  // key head.
+  void refuse_together(const Node& node, const std::vector<std::string>& letters,
+                       const std::vector<Letters::Place>& places) {
+    for (const Letters::Place& place : places)
+      if (std::any_of(place.parts.begin(), place.parts.end(),
+                      [](const LetterRuns& part) { return part.size > 1; }))
+        refuse(place.value, static_cast<size_t>(place.dim),
+               fmt::format("{} cuts {} together, whose sizes have no common divisor", node.op->name,
+                           fmt::join(letters, ", ")));
   }
 
   std::string reason(const Node& node, const std::string& letter) const {

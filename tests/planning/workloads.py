@@ -28,9 +28,10 @@ return het.train {{
 '''
 IMAGES, TEXT = 'data.shapes { samples = 200, holdout = 0.1 }', 'data.masked { path = "text.txt", tokenizer = "char" }'
 SMALL = 'width = 32, heads = 4, layers = 2'
+# Channels share the factor 3 with those of the images.
 WORKLOADS = {
-    'vgg19': ('nn.vgg { classes = 10, width = 2, hidden = 96, pool = 3 }', IMAGES),
-    'vit': (f'nn.vit {{ classes = 10, image = 32, patch = 8, {SMALL} }}', IMAGES),
+    'vgg19': ('nn.vgg { classes = 10, width = 6, hidden = 96, pool = 3 }', IMAGES),
+    'vit': (f'nn.vit {{ classes = 10, image = 32, patch = 8, width = 24, heads = 3, layers = 2 }}', IMAGES),
     'bert': (f'nn.bert {{ vocab = 64, context = 16, {SMALL} }}', TEXT),
     'experts': ('''nn.bert { vocab = 64, context = 16, %s, block = function(width, heads, index)
       return nn.bert_block { width = width, heads = heads,

@@ -81,7 +81,7 @@ inline Graph random_model(uint64_t seed, int operators, bool adapted = false) {
     const ValueId x = made.back();
     const int64_t in = width(x);
     ValueId y = kAbsent;
-    switch (draw.below(9)) {
+    switch (draw.below(10)) {
       case 0:
       case 1:
       case 2: {
@@ -95,6 +95,12 @@ inline Graph random_model(uint64_t seed, int operators, bool adapted = false) {
       case 5: y = b.call("rms_norm", {x, weight({in})}); break;
       case 6: y = b.call("matmul", {x, weight({in, 8})}); break;
       case 7: y = b.call("mul", {x, weight({in})}); break;
+      case 8: {  // tokens as channels of images; a norm would leave a bias of these no gradient
+        y = b.call("reshape", {x}, {{"shape", Shape{kSamples, kContext, in / 2, 2}}});
+        y = b.call("conv2d", {y, weight({kContext, kContext, 3, 3})}, {{"padding", int64_t{1}}});
+        y = b.call("reshape", {y}, {{"shape", Shape{kSamples, kContext, in}}});
+        break;
+      }
       default: {
         std::vector<ValueId> alike;
         for (const ValueId id : made)

@@ -268,6 +268,63 @@ TEST_CASE("nodes run on shards in every way that their rules allow, and whole", 
     CHECK(table.replicated(static_cast<NodeId>(n)).outputs.size() == graph.nodes[n].outputs.size());
 }
 
+TEST_CASE("a convolution without groups is cut by each of its channels", "[placements]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId images = b.input("images", {DType::f32, {2, 3, 8, 8}});
+  ValueId x = images;
+  for (const auto& [name, in, out] : {std::tuple{"first", 3, 6}, {"second", 6, 9}})
+    x = b.call("conv2d", {x, b.parameter(name, {DType::f32, {out, in, 3, 3}}, {}),
+                          b.parameter(std::string(name) + ".bias", {DType::f32, {out}}, {})});
+  const ValueId loss = b.call("sum", {x});
+  b.output("loss", loss);
+  for (const auto& [parameter, gradient] : differentiate(graph, loss))
+    b.output("d" + graph.values[static_cast<size_t>(parameter)].name, gradient);
+  const PlacementTable table(graph);
+  std::set<int> axes;  // of the channels: those of images, of what is between, of the result
+  for (const auto& [id, dim, channels] :
+       {std::tuple{images, 1, 3}, {*graph.find("first"), 0, 6}, {*graph.find("second"), 0, 9}}) {
+    const auto lies = table.find(id, dim, {channels});
+    REQUIRE(lies);
+    axes.insert(table.placements(id)[*lies].axis);
+    CHECK(table.axes()[static_cast<size_t>(table.placements(id)[*lies].axis)].units == channels);
+  }
+  CHECK(axes.size() == 3);
+  int seen = 0;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (!graph.nodes[n].op->name.starts_with("conv2d")) continue;
+    std::set<int> cut;
+    for (const NodeSharding& way : table.shardings(static_cast<NodeId>(n))) cut.insert(way.axis);
+    CHECK(cut.size() == 4);  // samples, both channels, and summands, which cut no axis
+    ++seen;
+  }
+  CHECK(seen == 5);
+}
+
+TEST_CASE("tokens of a single sample are cut like those of several", "[placements]") {
+  for (const int64_t samples : {1, 2}) {
+    const Graph graph = model({.samples = samples});
+    const PlacementTable table(graph);
+    INFO(samples << " samples");
+    for (const Node& node : graph.nodes)
+      if (node.op->name == "linear" && node.phase == Phase::forward)
+        CHECK(table.find(node.outputs[0], 1, {4}));
+    // Norms, additions and projections run on parts of the tokens.
+    const Graph own = tensor_parallel(graph, {1, 1}, 0, true);
+    CHECK(count(own, "reduce_scatter", Phase::forward, 1) == 2);
+  }
+}
+
+TEST_CASE("projections to query heads can be cut where there is one key head", "[placements]") {
+  const Graph graph = model({.kv_heads = 1}, Projection::separate);
+  const PlacementTable table(graph);
+  const auto lies = table.find(*graph.find("q.weight"), 0, {8});
+  REQUIRE(lies);
+  const Placement& cut = table.placements(*graph.find("q.weight"))[*lies];
+  CHECK_THAT(table.axes()[static_cast<size_t>(cut.axis)].obstacle,
+             Catch::Contains("attention cuts hq, hk together, whose sizes have no common divisor"));
+}
+
 TEST_CASE("an operator that says by one number where its part begins has parts of one range",
           "[placements]") {
   Graph graph;
