@@ -4,6 +4,20 @@
 #include <bit>
 
 namespace het::planner::hap {
+namespace {
+
+Forms without_whole(int forms) { return static_cast<Forms>(forms & ~int{form(kReplicated)}); }
+
+// visit(some) for each set of some of the forms, none among them.
+template <typename Visit>
+void each_subset(Forms forms, const Visit& visit) {
+  for (Forms some = forms;; some = static_cast<Forms>((some - 1) & forms)) {
+    visit(some);
+    if (some == 0) return;
+  }
+}
+
+}  // namespace
 
 ValueCosts::ValueCosts(ShardingCosts& costs, const MaybeShares& shares, ValueId id) {
   const PlacementTable& table = costs.table();
@@ -36,10 +50,18 @@ ValueCosts::ValueCosts(ShardingCosts& costs, const MaybeShares& shares, ValueId 
   }
   constexpr size_t kMostInTable = 6;
   if (count > kMostInTable) return;
+  std::vector<Ticks> apart(size_t{1} << count, 0);  // an exchange for each form
+  each_.reserve(count * kPhases << count);
   for (size_t from = 0; from < count; ++from)
-    for (size_t phase = 0; phase < kPhases; ++phase)
-      for (size_t forms = 0; forms < size_t{1} << count; ++forms)
-        each_.push_back(each_of(static_cast<PlacementId>(from), static_cast<Forms>(forms), phase));
+    for (size_t phase = 0; phase < kPhases; ++phase) {
+      const Ticks whole = one(static_cast<PlacementId>(from), kReplicated, phase);
+      each_.push_back(0);
+      for (size_t forms = 1; forms < apart.size(); ++forms) {
+        const auto first = static_cast<size_t>(std::countr_zero(forms));
+        apart[forms] = apart[forms & (forms - 1)] + one(static_cast<PlacementId>(from), first, phase);
+        each_.push_back((forms & whole_[from]) != 0 ? whole : std::min(apart[forms], whole));
+      }
+    }
 }
 
 // Of one phase: one gather or sum, or an exchange for each.
@@ -140,12 +162,14 @@ Ticks ValueCosts::most_over(PlacementId a, const Needs& a_needs, PlacementId b, 
   };
   Ticks sum = held_[a] - held_[b];
   for (size_t phase = 0; phase < kPhases; ++phase) {
-    Ticks most = -kNever;
-    for (Forms some = more[phase];; some = static_cast<Forms>((some - 1) & more[phase])) {
-      most = std::max(most, paid(a, (own[phase] | some) & without_a, phase) -
-                                paid(b, (other[phase] | some) & without_b, phase));
-      if (some == 0) break;
-    }
+    const auto over = [&](Forms some) {
+      return paid(a, (own[phase] | some) & without_a, phase) -
+             paid(b, (other[phase] | some) & without_b, phase);
+    };
+    // Beside all of it nothing else costs more, nor what both need already.
+    const Forms rest = without_whole(more[phase] & static_cast<Forms>(~(own[phase] & other[phase])));
+    Ticks most = (more[phase] & form(kReplicated)) != 0 ? over(form(kReplicated)) : -kNever;
+    each_subset(rest, [&](Forms some) { most = std::max(most, over(some)); });
     sum += most;
   }
   return sum;
@@ -167,15 +191,19 @@ Ticks ValueCosts::most_over_partial(const Needs& a, const Needs& b, const Needs&
       rest[phase] = own[phase] & static_cast<Forms>(~other[phase]);
     return converted(kPartial, rest);
   }
-  Ticks most = -kNever;
-  for (Forms some = more[1];; some = static_cast<Forms>((some - 1) & more[1])) {
-    for (Forms late = more[2];; late = static_cast<Forms>((late - 1) & more[2])) {
-      const Needs add{0, some, late};
-      most = std::max(most, cost(kPartial, united(own, add)) - cost(kPartial, united(other, add)));
-      if (late == 0) break;
-    }
-    if (some == 0) break;
-  }
+  // When all of it is needed with the backward pass, both cost the same.
+  Ticks most = (more[1] & form(kReplicated)) != 0 ? 0 : -kNever;
+  const auto least = [&](const Needs& needs, size_t phase) {
+    return static_cast<Forms>(more[phase] & static_cast<Forms>(~needs[phase]));
+  };
+  each_subset(without_whole(least(own, 1) | least(other, 1)), [&](Forms some) {
+    const auto add = [&](Forms late) {
+      const Needs added{0, some, late};
+      most = std::max(most, converted(kPartial, united(own, added)) - converted(kPartial, united(other, added)));
+    };
+    if ((more[2] & form(kReplicated)) != 0) add(form(kReplicated));
+    each_subset(without_whole(least(own, 2) | least(other, 2)), add);
+  });
   return most;
 }
 

@@ -22,6 +22,8 @@ Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
     return most(a.placement(), b.placement());
   }
   if (b.made != Slot::kUndecided) return most(b.placement(), b.placement());  // it can be decided so, too
+  // Some of what is needed costs no more than all of it.
+  if (united(a.needs, b.needs) == b.needs) return 0;
   Ticks worst = -kNever;
   for (size_t made = 0; made < costs.placements() && worst < kNever; ++made)
     if (const auto lies = static_cast<PlacementId>(made); costs.fills(lies))
@@ -34,27 +36,51 @@ Ticks to_replace(const Slot& a, const Slot& b, const SlotContext& of) {
 // far below all pairs.
 class Dominance {
  public:
-  explicit Dominance(const std::vector<Ticks>& costs)
-      : costs_(costs), reach_(costs.size(), 0), ranks_(costs.size()) {}
+  Dominance(const std::vector<Ticks>& costs, Replacements& replacements)
+      : costs_(costs), replacements_(replacements), reach_(costs.size(), kUnknown), ranks_(costs.size()) {}
 
   // A slot in which states differ.
-  void add(SlotColumn column, const SlotContext& context, Replacements& replacements) {
-    const size_t count = column.slots.size();
+  void add(SlotColumn column, const SlotContext& context) {
     Level level;
-    level.more.reserve(count * count);
-    for (const Slot& own : column.slots)
-      for (const Slot& other : column.slots)
-        level.more.push_back(std::max<Ticks>(replacements.cost(own, other, context), 0));
-    std::vector<int64_t> free(count, 0);
-    for (size_t i = 0; i < level.more.size(); ++i) free[i / count] += level.more[i] == 0 ? 1 : 0;
-    for (size_t i = 0; i < costs_.size(); ++i) reach_[i] += free[column.numbers[i]];
-    level.count = count;
+    level.count = column.slots.size();
+    level.more.assign(level.count * level.count, kUnknown);
+    level.slots = std::move(column.slots);
     level.numbers = std::move(column.numbers);
+    level.context = context;
     levels_.push_back(std::move(level));
   }
 
   // How many other slots the slots of a state replace without cost.
-  int64_t reach(size_t state) const { return reach_[state]; }
+  int64_t reach(size_t state) {
+    int64_t& count = reach_[state];
+    if (count != kUnknown) return count;
+    count = 0;
+    for (Level& level : levels_)
+      for (uint32_t other = 0; other < level.count; ++other)
+        count += more(level, level.numbers[state], other) == 0 ? 1 : 0;
+    return count;
+  }
+
+  // Of few states each is compared with all that cost no more. `order`: by cost.
+  std::vector<bool> run_few(const std::vector<size_t>& order) {
+    const auto goes_on_as = [&](size_t own, size_t other) {  // and costs no more
+      Ticks left = costs_[other] - costs_[own];
+      for (size_t l = 0; l < levels_.size() && left >= 0; ++l)
+        left -= more(levels_[l], levels_[l].numbers[own], levels_[l].numbers[other]);
+      return left >= 0;
+    };
+    std::vector<bool> dominated(order.size(), false);
+    for (size_t i = 0; i < order.size(); ++i) {
+      const size_t other = order[i];
+      bool found = false;
+      for (size_t r = 0; r < i && !found; ++r) found = goes_on_as(order[r], other);
+      // Of two that dominate each other the first stays.
+      for (size_t r = i + 1; r < order.size() && !found && costs_[order[r]] == costs_[other]; ++r)
+        found = goes_on_as(order[r], other) && !goes_on_as(other, order[r]);
+      dominated[other] = found;
+    }
+    return dominated;
+  }
 
   // `order`: of states that cost the same, and dominate each other, the first one stays.
   std::vector<bool> run(const std::vector<size_t>& order) {
@@ -89,13 +115,22 @@ class Dominance {
     size_t rank;
   };
   struct Level {
-    std::vector<Ticks> more;  // [own * count + other]
-    size_t count = 0;
+    std::vector<Slot> slots;  // the different ones
+    SlotContext context;
+    std::vector<Ticks> more;  // [own * count + other]: what the one pays to go on as the other; or kUnknown
+    size_t count = 0;         // of slots
     std::vector<uint32_t> numbers;  // of slots, by state
     std::vector<End> ends;
     std::vector<size_t> best;  // by number of the slots after it: a rival and one more; 0: none
     std::vector<Rival> paid;   // those that have paid for the slots up to this one
   };
+
+  Ticks more(Level& level, uint32_t own, uint32_t other) {
+    Ticks& known = level.more[own * level.count + other];
+    if (known == kUnknown)
+      known = std::max<Ticks>(replacements_.cost(level.slots[own], level.slots[other], level.context), 0);
+    return known;
+  }
 
   void number_ends() {
     ends_.assign(costs_.size(), 0);
@@ -128,10 +163,10 @@ class Dominance {
       paid.clear();
       for (const Rival& rival : rivals) {
         const End& own = level.ends[rival.end];
-        const Ticks more = level.more[own.slot * level.count + slot];
-        if (more > most - rival.cost) continue;
+        const Ticks added = more(level, own.slot, slot);
+        if (added > most - rival.cost) continue;
         size_t& at = level.best[own.rest];
-        const Rival made{own.rest, rival.cost + more, rival.rank};
+        const Rival made{own.rest, rival.cost + added, rival.rank};
         if (at == 0) {
           paid.push_back(made);
           at = paid.size();
@@ -145,8 +180,11 @@ class Dominance {
     }
   }
 
+  static constexpr int64_t kUnknown = -1;
+
   const std::vector<Ticks>& costs_;
-  std::vector<int64_t> reach_;  // by state
+  Replacements& replacements_;
+  std::vector<int64_t> reach_;  // by state; or kUnknown
   std::vector<size_t> ranks_;   // by state
   std::vector<size_t> ends_;    // by state: the number of its slots from the first level on
   std::vector<Level> levels_;
@@ -204,21 +242,27 @@ void Frontier::add(const State& state, Ticks cost, Origin origin) {
 }
 
 Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most) {
-  Dominance dominance(costs_);
+  Dominance dominance(costs_, replacements);
   for (size_t slot = 0; slot < slots_; ++slot) {
+    const auto is_alike = [&](size_t i) { return state(i)[slot] == state(0)[slot]; };
+    size_t alike = 0;
+    while (alike < size() && is_alike(alike)) ++alike;
+    if (alike == size()) continue;
     SlotColumn column;
     for (size_t i = 0; i < size(); ++i) column.add(state(i)[slot]);
-    if (column.slots.size() > 1) dominance.add(std::move(column), contexts[slot], replacements);
+    dominance.add(std::move(column), contexts[slot]);
   }
-  // Of states that cost the same, the one that can replace more others comes first, and dominates them.
+  constexpr size_t kFew = 200;
+  const bool is_few = size() <= kFew;
+  // Of many states that cost the same, the one that can replace more others comes first, and dominates them.
   std::vector<size_t> order(size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     if (costs_[a] != costs_[b]) return costs_[a] < costs_[b];
-    if (dominance.reach(a) != dominance.reach(b)) return dominance.reach(a) > dominance.reach(b);
+    if (!is_few && dominance.reach(a) != dominance.reach(b)) return dominance.reach(a) > dominance.reach(b);
     return less(state(a), state(b));
   });
-  const std::vector<bool> dominated = dominance.run(order);
+  const std::vector<bool> dominated = is_few ? dominance.run_few(order) : dominance.run(order);
   Ticks dropped = kNever;
   std::vector<size_t> kept;
   for (const size_t i : order) {

@@ -16,6 +16,12 @@ class Numbering {
  public:
   // The number of a key, and whether it is new.
   std::pair<size_t, bool> add(const Key& key) {
+    if (cells_.empty() && keys_.size() < kFew) {
+      const auto found = std::find(keys_.begin(), keys_.end(), key);
+      if (found != keys_.end()) return {static_cast<size_t>(found - keys_.begin()), false};
+      keys_.push_back(key);
+      return {keys_.size() - 1, true};
+    }
     if (2 * keys_.size() >= cells_.size()) grow();
     uint32_t& cell = cell_of(key);
     if (cell != 0) return {cell - 1, false};
@@ -38,8 +44,10 @@ class Numbering {
     for (size_t i = 0; i < keys_.size(); ++i) cell_of(keys_[i]) = static_cast<uint32_t>(i + 1);
   }
 
+  static constexpr size_t kFew = 8;  // these are looked through
+
   std::vector<Key> keys_;
-  std::vector<uint32_t> cells_;  // a number and one more; 0: free
+  std::vector<uint32_t> cells_;  // a number and one more; 0: free; none: there are few keys
 };
 
 // One round of a hash: `hash` with one more part.

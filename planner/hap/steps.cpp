@@ -23,6 +23,7 @@ class Maker {
 
   Groups run() {
     find_free();
+    find_partial();
     find_wanted();
     find_anchors();
     list_groups();
@@ -74,6 +75,28 @@ class Maker {
   // State that one node alone reads and changes lies as that node needs it.
   bool follows(ValueId id) const {
     return value(id).role == Role::buffer && readers_[static_cast<size_t>(id)] == 1;
+  }
+
+  // Values that some way to run the nodes up to them makes partial. No other one is ever needed so.
+  void find_partial() {
+    partial_.assign(graph_.values.size(), false);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& of = graph_.nodes[n];
+      for (const NodeSharding& way : table_.shardings(static_cast<NodeId>(n))) {
+        if (options_.allows_node && !options_.allows_node(static_cast<NodeId>(n), way)) continue;
+        if (!reads_what_is_made(of, way)) continue;
+        for (size_t o = 0; o < of.outputs.size(); ++o)
+          if (of.outputs[o] != kAbsent && way.outputs[o] == kPartial)
+            partial_[static_cast<size_t>(of.outputs[o])] = true;
+      }
+    }
+  }
+  bool reads_what_is_made(const Node& of, const NodeSharding& way) const {
+    for (size_t i = 0; i < of.inputs.size(); ++i)
+      if (of.inputs[i] != kAbsent && way.inputs[i] == kPartial &&
+          !partial_[static_cast<size_t>(of.inputs[i])])
+        return false;
+    return true;
   }
 
   // The parameter as which a gradient shall lie in the end, through operators that keep its shape: as
@@ -261,6 +284,7 @@ class Maker {
     const Node& of = node(n);
     const NodeSharding sharding = costs_.way(n, number);
     if (options_.allows_node && !options_.allows_node(n, sharding)) return std::nullopt;
+    if (!reads_what_is_made(of, sharding)) return std::nullopt;
     Step::Way way;
     way.number = number;
     way.cost = costs_.node(n, number, shares_);
@@ -381,6 +405,7 @@ class Maker {
   const SearchOptions& options_;
   std::vector<int> readers_;     // of values
   std::vector<bool> free_;       // values
+  std::vector<bool> partial_;    // values
   std::vector<ValueId> wanted_;  // by value: a parameter
   std::vector<NodeId> anchors_;  // of nodes
   std::map<NodeId, NodeId> forward_anchors_;
