@@ -199,7 +199,8 @@ Ticks ValueCosts::most_over_partial(const Needs& a, const Needs& b, const Needs&
   each_subset(without_whole(least(own, 1) | least(other, 1)), [&](Forms some) {
     const auto add = [&](Forms late) {
       const Needs added{0, some, late};
-      most = std::max(most, converted(kPartial, united(own, added)) - converted(kPartial, united(other, added)));
+      most =
+          std::max(most, converted(kPartial, united(own, added)) - converted(kPartial, united(other, added)));
     };
     if ((more[2] & form(kReplicated)) != 0) add(form(kReplicated));
     each_subset(without_whole(least(own, 2) | least(other, 2)), add);

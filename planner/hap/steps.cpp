@@ -198,12 +198,14 @@ class Maker {
   }
 
   // For a node that reads gradients alone: the latest node of the forward pass that it reverses, a split for
-  // a concat, a reshape for a reshape. -1: there is none.
+  // a concat, a reshape for a reshape. Elementwise ones have the types of many others, and reverse their own
+  // kind. -1: there is none.
   NodeId mirrored(const Node& of, NodeId before) const {
     const auto inputs = types_of(graph_, of.inputs), outputs = types_of(graph_, of.outputs);
     for (NodeId n = std::min<NodeId>(before, static_cast<NodeId>(graph_.nodes.size()) - 1); n >= 0; --n) {
       const Node& forward = node(n);
       if (forward.phase != Phase::forward || forward.layer != of.layer) continue;
+      if (of.op->elementwise && forward.op != of.op) continue;
       if (types_of(graph_, forward.outputs) == inputs && types_of(graph_, forward.inputs) == outputs)
         return n;
     }

@@ -208,6 +208,24 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         self.assertIn('unlike_devices = true', answer['lua'])
         self.assertLess(answer['programs']['step_seconds'], answer['programs']['rival_seconds'] / 1.05)
 
+    def test_a_gate_that_chooses_all_experts(self):
+        # Then probabilities and choices have one shape; the search ends at once, and its bound is near.
+        (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 100)
+        (self.folder / 'gate.lua').write_text('''local het = require "het"
+local nn = het.nn
+return het.train { model = nn.bert { vocab = 257, context = 16, width = 32, heads = 4, layers = 1, block = function(width, heads)
+  return nn.bert_block { width = width, heads = heads, mlp = nn.experts { width = width, experts = 2, top = 2, capacity = 2 } } end },
+  data = het.data.masked { path = "text.txt", tokenizer = "byte" }, batch = 3, steps = 1,
+  optimizer = het.optim.sgd { lr = 0.02, momentum = 0.9, clip = 1 } }
+''')
+        (self.folder / 'two.lua').write_text('''local het = require "het"
+return het.cluster { bandwidth = "5 GB/s", latency = "20 us", all_reduce = "mesh", het.node { name = "a", type = "cpu", devices = 2 },
+  het.device_type { name = "cpu", f32 = "7 GFLOP/s", memory = "1 GiB", memory_bandwidth = "140 GB/s", efficiency = 1,
+    bandwidth = "20 MB/s", latency = "20 us" } }
+''')
+        report = self.json_of('plan', 'gate.lua', '--cluster=two.lua', '--policy=hap')['report']
+        self.assertLess(report['gap'], 0.01)
+
     def test_optimizers_that_are_written_with_operators(self):
         # The search takes one operator for each update: it ends at once, and the program runs with the real one.
         recipe = '''local het = require "het"

@@ -117,6 +117,7 @@ local function begin_hap(run, cluster, given)
     return native.synthesise(run:graph_for_search(microbatch), { cluster = cluster, microbatch = microbatch,
       microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains, check = given.check })
   end
+  given.phase = "sharding programs are searched and simulated"
   local planned, best, smallest = begin(), nil, nil
   local function gains(answer)
     if not best or answer.feasible ~= best.feasible then return not best or answer.feasible end
