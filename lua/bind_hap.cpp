@@ -380,10 +380,11 @@ Json json_of(const std::vector<RankUse>& ranks, double step_seconds) {
 
 // What a page says an event is, of those that simulations of layers have, and exchanges of activations.
 std::string_view kind_of(const planner::ProgramEvent& event) {
+  using planner::StepParts;
   if (!event.is_exchange) return name_of(event.phase);
-  if (event.what == "send" || event.what == "receive") return "send";
-  if (event.what == "all_to_all") return "exchange";
-  return event.what == "all_gather" || event.what == "broadcast" ? "gather" : "reduce";
+  if (event.part == &StepParts::transfers) return "send";
+  if (event.part == &StepParts::tensor) return "exchange";
+  return event.part == &StepParts::gather ? "gather" : "reduce";
 }
 
 Json json_of(const std::vector<planner::ProgramEvent>& events, const std::vector<RankUse>& ranks,
@@ -422,7 +423,13 @@ int simulate_programs_of(lua_State* L) {
     used.insert(rank.device);
   }
   const auto binds = planner::what_binds(ranks[time.longest()].use.parts);
-  Json::array_t idle, layers;
+  Json::array_t idle, layers, links;
+  for (const planner::ZoneLink& link : cluster.zone_links)
+    links.push_back(Json::object_t{{"from", link.a},
+                                   {"to", link.b},
+                                   {"bandwidth", link.link.bytes_per_second},
+                                   {"latency", link.link.latency_seconds},
+                                   {"source", link.assumed ? "assumed" : "stated"}});
   for (const planner::hap::Device& device : group.devices())
     if (used.count(device.name) == 0) idle.push_back(device.name);
   for (const Layer& layer : graph.layers) layers.push_back(Json::object_t{{"name", layer.name}});
@@ -444,6 +451,7 @@ int simulate_programs_of(lua_State* L) {
                                                {"parts", parts_json(ranks[time.longest()].use.parts)},
                                                {"binds", Json::array_t(binds.begin(), binds.end())},
                                                {"devices", json_of(ranks, time.seconds)},
+                                               {"links", std::move(links)},
                                                {"idle", std::move(idle)}}}};
   const planner::LinkSpread spread =
       planner::link_spread(cluster, time.seconds, [&](const planner::Cluster& other) {

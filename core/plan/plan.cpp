@@ -111,6 +111,11 @@ std::string show_mesh(const std::vector<StageAxis>& axes) {
   return fmt::format("{{ {} }}", fmt::join(entries, ", "));
 }
 
+bool is_all_0(const Shares& shares) {
+  return !shares.empty() &&
+         std::all_of(shares.begin(), shares.end(), [](int64_t share) { return share == 0; });
+}
+
 void check_mesh(const StageSharding& mesh, const Stage& stage, const std::string& where,
                 std::vector<std::string>& problems) {
   constexpr size_t kMostAxes = 2;
@@ -121,8 +126,10 @@ void check_mesh(const StageSharding& mesh, const Stage& stage, const std::string
     const auto& [name, shares, sharding] = mesh.axes[a];
     if (shares.size() < 2)
       add(fmt::format("axis {} of the mesh has {} part; leave it out", name, shares.size()));
+    if (is_all_0(shares)) add(fmt::format("axis {} of the mesh: shares are all 0; each is at least 1", name));
     for (const int64_t share : shares)
-      if (share < 1) add(fmt::format("axis {} of the mesh: share {} leaves devices idle", name, share));
+      if (share < 1 && !is_all_0(shares))
+        add(fmt::format("axis {} of the mesh: share {} leaves devices idle", name, share));
     for (size_t other = 0; other < a; ++other)
       if (mesh.axes[other].name == name) add(fmt::format("two axes of the mesh are called {}", name));
   }
@@ -187,7 +194,9 @@ class Validator {
     if (plan_.tensor < 1) add("tensor = {}; the tensor-parallel degree is at least 1", plan_.tensor);
     if (!plan_.shares.empty() && static_cast<int>(plan_.shares.size()) != plan_.tensor)
       add("{} shares for tensor = {}; each tensor-parallel rank has one", plan_.shares.size(), plan_.tensor);
-    if (std::any_of(plan_.shares.begin(), plan_.shares.end(), [](int64_t share) { return share < 1; }))
+    if (is_all_0(plan_.shares))
+      add("tensor = {}: shares are all 0; each is at least 1", show_shares(plan_.shares));
+    else if (std::any_of(plan_.shares.begin(), plan_.shares.end(), [](int64_t share) { return share < 1; }))
       add("tensor = {}: a share below 1 leaves a device idle; remove that device", show_shares(plan_.shares));
     if (plan_.sharding && plan_.sharding->has_mesh() && tensor_shares(plan_).size() > 1)
       add("tensor = {} beside a mesh, whose axes say how many devices share a layer; leave tensor out",
@@ -271,8 +280,11 @@ class Validator {
           counted(stage.devices.size(), "device"),
           plan_.shares.empty() && stage.shares.empty() ? fmt::format("tensor = {}", shares.size())
                                                        : show_count(shares));
+    const bool are_all_0 = is_all_0(stage.shares);
+    if (are_all_0)
+      add("{}: tensor = {}: shares are all 0; each is at least 1", where, show_shares(stage.shares));
     for (size_t r = 0; r < stage.shares.size() && r < stage.devices.size(); ++r)
-      if (stage.shares[r] < 1)
+      if (stage.shares[r] < 1 && !are_all_0)
         add("{}: share {} leaves {} idle; leave it out of the stage", where, stage.shares[r],
             stage.devices[r]);
     if (stage.sharding && shares.size() == 1)

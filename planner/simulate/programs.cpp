@@ -170,11 +170,18 @@ class ProgramsSimulation {
     if (kind == Kind::send || kind == Kind::receive) return &StepParts::transfers;
     if (start.microbatch >= 0 && start.phase != Phase::update) return &StepParts::tensor;
     if (decides(program, index) || is_number(start)) return &StepParts::norms;
-    // Before the step is decided, updates exchange what they compute from gradients.
-    const bool is_of_gradients = start.phase == Phase::update && std::cmp_less(index, program.decided);
+    // Before the step is decided, only gradients and what updates compute of them pass, beside state.
+    const bool is_of_gradients = start.phase != Phase::forward && std::cmp_less(index, program.decided) &&
+                                 !is_of_state(program, index);
     const bool gathers =
         kind == Kind::all_gather || kind == Kind::grouped_broadcast || kind == Kind::broadcast;
     return gathers && !is_of_gradients ? &StepParts::gather : &StepParts::gradients;
+  }
+  static bool is_of_state(const Program& program, size_t index) {
+    const BufferId from = std::get<Start>(program.instructions[index]).in.buffer;
+    if (std::cmp_less(index, program.prologue) || from == kAbsent) return true;
+    const Home home = program.buffers[static_cast<size_t>(from)].home;
+    return home == Home::state || home == Home::persistent;
   }
   static bool decides(const Program& program, size_t index) {
     if (program.decided == 0) return false;
@@ -218,7 +225,7 @@ class ProgramsSimulation {
   // Of the step that counts.
   void note(int r, const Instruction& instruction, double start, double end) {
     if (!with_events_ || ranks_[static_cast<size_t>(r)].step + 1 < kSteps) return;
-    ProgramEvent event{r, title_of(instruction), Phase::forward, -1, -1, false, start, end};
+    ProgramEvent event{r, title_of(instruction), Phase::forward, -1, -1, false, nullptr, start, end};
     const auto place = [&](const auto& of, bool is_exchange) {
       event.phase = of.phase;
       event.layer = of.layer;
@@ -226,7 +233,11 @@ class ProgramsSimulation {
       event.is_exchange = is_exchange;
     };
     if (const auto* compute = std::get_if<Compute>(&instruction)) place(*compute, false);
-    if (const auto* begun = std::get_if<Start>(&instruction)) place(*begun, true);
+    if (const auto* begun = std::get_if<Start>(&instruction)) {
+      place(*begun, true);
+      const Program& program = *programs_[static_cast<size_t>(r)];
+      event.part = part_of(program, static_cast<size_t>(&instruction - program.instructions.data()));
+    }
     events_.push_back(std::move(event));
   }
 

@@ -40,7 +40,8 @@ struct ProgramEvent {
   Phase phase = Phase::forward;
   int layer = -1, microbatch = -1;
   bool is_exchange = false;
-  double start = 0, end = 0;  // seconds; what reaches into the step from the one before begins at 0
+  double StepParts::*part = nullptr;  // of exchanges: what of the step they are
+  double start = 0, end = 0;          // seconds; what reaches into the step from the one before begins at 0
 };
 
 struct ProgramsTime {

@@ -50,6 +50,23 @@ class Pages(Case):
         self.assertEqual(page.count('<i class="idle" title='), 3)
         self.assertEqual(page.count('stage 1">2</i>'), 1)
 
+    def test_the_page_of_a_sharding_program_shows_its_links_exchanges_and_bound(self):
+        (self.folder / 'cluster.lua').write_text('''local het = require "het"
+return het.cluster { bandwidth = "25 Gbit/s", latency = "30 us",
+  het.node { name = "a", type = "A100-80", zone = "z" }, het.node { name = "h", type = "T4", devices = 2, zone = "z" },
+  het.link { from = "z", to = "z", bandwidth = "200 Gbit/s", latency = "5 us" } }
+''')
+        plan = '''het.plan { tensor = 3, microbatch = 8, sharding = { nodes = { ["*mlp.up linear"] = "weight dim 0, bias dim 0 -> y dim 2" } },
+  het.pipeline { microbatches = 1, het.stage { "a:0", "h:0-1" } } }'''
+        page = self.simulated(plan)
+        self.assertIn('200 Gbit/s', page)
+        self.assertNotIn('25 Gbit/s', page)
+        self.assertIn('activations exchanged', page)
+        self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--policy=hap', '--html=plan.html')
+        page = (self.folder / 'plan.html').read_text()
+        for words in ('<h2>The program</h2>', 'takes less than', 'ZeRO'):
+            self.assertIn(words, page)
+
     def test_the_page_shows_notes(self):
         self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--objective=progress', '--html=plan.html')
         self.assertIn('Note: the objective is progress, and no node', (self.folder / 'plan.html').read_text())

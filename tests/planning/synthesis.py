@@ -50,6 +50,16 @@ class Synthesis(Case):
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-5)
 
+    def test_gradients_that_unlike_devices_gather_are_no_weights(self):
+        self.recipe('het.plan { tensor = 3, microbatch = 8, unlike_devices = true, sharding = { nodes = { ["norm layer_norm"] = "replicated" } },'
+                    ' het.pipeline { microbatches = 1, het.stage { "a:0", "b:0-1" } } }')
+        parts = self.json_of('simulate', 'small.lua', '--cluster=fast.lua')['report']['parts']
+        self.assertGreater(parts['gradients'], 0)
+        self.assertEqual(parts['gather'], 0)
+
+    def test_what_the_gain_of_rules_is_of(self):
+        self.assertRegex(self.plan('--gains'), r'with which a step is \d\.\d+ times as fast without overlap:')
+
     def test_the_program_as_data(self):
         answer = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')
         report = answer['report']

@@ -347,6 +347,7 @@ function commands.plan(program, ...)
   local drawn = answer
   if (given.html or given.trace) and (answer.origin == "hap" or answer.pipelines_lua) then
     drawn = planning.simulated_programs(run, cluster, (planning.from_lua(answer.lua)), given)
+    drawn.program_text = answer.origin == "hap" and answer.text or nil
   end
   report(answer, given, "plan of " .. ((...)), drawn)
   return 0

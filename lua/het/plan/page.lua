@@ -10,11 +10,11 @@ local page = {}
 
 local style = [[
 :root { --ink: #1c2430; --soft: #5b6675; --line: #d6dbe2; --back: #ffffff; --panel: #f5f7fa;
-  --forward: #3b76c4; --backward: #d98032; --weight: #e9b872; --send: #7a68b8; --reduce: #2f9484; --gather: #2f9484;
+  --forward: #3b76c4; --backward: #d98032; --weight: #e9b872; --send: #7a68b8; --reduce: #2f9484; --gather: #a8a13a;
   --exchange: #b0589a; --update: #8a94a3; --used: #3b76c4; --over: #c43c3c; --tone: 34% 47%; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e9f0; --soft: #9aa6b6; --line: #36404d; --back: #14181e;
   --panel: #1c222b; --forward: #5c96e0; --backward: #e39550; --weight: #b98a4c; --send: #9d8cd9; --reduce: #4fb5a4;
-  --gather: #4fb5a4; --exchange: #c97bb5; --update: #76818f; --used: #5c96e0; --tone: 30% 45%; } }
+  --gather: #c9c25e; --exchange: #c97bb5; --update: #76818f; --used: #5c96e0; --tone: 30% 45%; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1160px; margin: 0 auto; padding: 28px 24px 56px; }
@@ -487,6 +487,12 @@ local function fallbacks(answer)
     .. "</tbody></table>\n"
 end
 
+-- Of a synthesised program: what it runs and exchanges, what it was compared with, and the bound.
+local function program(answer)
+  if not answer.program_text then return "" end
+  return ("\n<h2>The program</h2>\n<pre>%s</pre>\n"):format(escape(answer.program_text))
+end
+
 -- Where the seconds come from.
 local function times_of(report)
   if not report.layers_measured then return "Simulated from the programs of all ranks, instruction by instruction." end
@@ -518,7 +524,7 @@ function page.html(title, answer)
     "\n<h2>Cluster</h2>\n", cluster(answer),
     "\n<h2>One step</h2>\n<p>Compute above, communication below it, on each device.", about_rows(rows), "</p>\n",
     gantt(answer, rows),
-    "\n<h2>Devices</h2>\n", devices(answer, rows), moves(answer), fallbacks(answer),
+    "\n<h2>Devices</h2>\n", devices(answer, rows), moves(answer), fallbacks(answer), program(answer),
     "\n<h2>The plan</h2>\n<p>For the recipe's <code>plan</code>.</p>\n<pre>", escape(answer.lua), "</pre>\n",
     "</main>\n</body>\n</html>\n",
   }

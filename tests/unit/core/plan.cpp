@@ -180,6 +180,13 @@ TEST_CASE("stages share their layers over devices of their own number, by shares
   REQUIRE(validate(plan, {4, 2}).size() == 1);
   CHECK(validate(plan, {4, 2})[0] ==
         "pipeline 2, stage 1: share 0 leaves b:1 idle; leave it out of the stage");
+  plan.pipelines[1].stages[0].shares = {0, 0};
+  CHECK(validate(plan, {4, 2}) ==
+        std::vector<std::string>{
+            "pipeline 2, stage 1: tensor = { 0, 0 }: shares are all 0; each is at least 1"});
+  plan.shares = {0, 0};
+  CHECK(validate(plan, {4, 2})[0] == "tensor = { 0, 0 }: shares are all 0; each is at least 1");
+  plan.shares.clear();
   plan.pipelines[1].stages[0].shares = {3, 1, 1};
   REQUIRE(validate(plan, {4, 2}).size() == 1);
   CHECK(validate(plan, {4, 2})[0] ==
