@@ -17,7 +17,10 @@ using Rows = std::vector<std::vector<int64_t>>;  // a list of lists of numbers
 
 class Reader {
  public:
-  explicit Reader(std::string_view text) : begin_(text.data()), at_(begin_), end_(begin_ + text.size()) {}
+  explicit Reader(std::string_view text) : begin_(text.data()), at_(begin_), end_(begin_ + text.size()) {
+    constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+    if (text.starts_with(kByteOrderMark)) at_ += kByteOrderMark.size();
+  }
 
   AssignmentProblem read() {
     object("", [&](const std::string& key) {

@@ -239,6 +239,31 @@ double magnitude(const AssignmentProblem& problem) {
   return sum;
 }
 
+// Of few choices the best one, exactly: the fewest costs that are not allowed, then the least cost. Empty:
+// there are many, or none is feasible.
+std::vector<int> best_of_few(const AssignmentProblem& problem) {
+  constexpr double kMostWork = 1e6;  // choices, times what they are evaluated from
+  double work = static_cast<double>(problem.nodes.size() + problem.edges.size());
+  for (const AssignmentNode& node : problem.nodes) work *= static_cast<double>(node.costs.size());
+  if (work > kMostWork) return {};
+  std::vector<int> best, choice(problem.nodes.size(), 0);
+  std::pair<int64_t, WideCost> least;
+  for (bool more = true; more;) {
+    const Evaluation found = evaluate(problem, choice);
+    const std::pair own(found.not_allowed, found.cost);
+    if (found.feasible && (best.empty() || own < least)) {
+      best = choice;
+      least = own;
+    }
+    more = false;
+    for (size_t i = 0; i < choice.size() && !more; ++i) {
+      more = ++choice[i] < std::ssize(problem.nodes[i].costs);
+      if (!more) choice[i] = 0;
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& options) {
@@ -269,6 +294,11 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
       outcome = std::move(counted);
     }
   }
+  // The search and its bound are in doubles: where they cannot hold every sum of costs, the bound is lowered
+  // by what they may be wrong by, and proves no optimum; few choices are compared exactly.
+  const double error = magnitude(problem) > 0x1p53 ? 1e-11 * magnitude(problem) : 0;
+  const std::vector<int> best = error > 0 ? best_of_few(problem) : std::vector<int>();
+  if (!best.empty()) outcome.choice = best;
   if (!outcome.choice.empty()) {
     const Evaluation found = evaluate(problem, outcome.choice);
     result.feasible = found.feasible;
@@ -278,9 +308,6 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
     result.peak_time = found.peak_time;
     result.choice = std::move(outcome.choice);
   }
-  // The search and its bound are in doubles: where they cannot hold every sum of costs, the bound is lowered
-  // by what they may be wrong by, and proves no optimum.
-  const double error = magnitude(problem) > 0x1p53 ? 1e-11 * magnitude(problem) : 0;
   if (error > 0 && result.feasible) outcome.proven = false;
   if (std::isfinite(outcome.bound)) {
     result.has_bound = true;
@@ -289,6 +316,7 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
   }
   if (result.feasible) {
     result.optimal = outcome.proven && result.has_bound && (options.gap == 0 || result.bound == result.cost);
+    if (!best.empty()) result.optimal = result.has_bound = true;
     if (result.optimal) result.bound = result.cost;
   } else {
     result.optimal = outcome.proven;

@@ -51,6 +51,10 @@ class Solving(Case):
             'edges': {'nodes': pairs, 'costs': [[draw.randrange(2000) for _ in range(sizes[a] * sizes[b])] for a, b in pairs]},
             'usage_limit': 1500}}
 
+    def test_an_unknown_option_is_refused_with_all_that_there_are(self):
+        error = self.refused('solve', self.write(EXAMPLE), '--foo=1')
+        self.assertRegex(error, 'there is no option --foo; there are seconds, seed, out, threads, json')
+
     def test_the_example_is_solved_to_the_optimum(self):
         file = self.write(EXAMPLE)
         self.assertEqual(evaluate(EXAMPLE, [0, 1, 2, 0, 0]), (495, 50))

@@ -39,6 +39,7 @@ local function take_options(words, values)
   local given, problems, waiting, names = {}, {}, {}, {}
   local function problem(format, ...) problems[#problems + 1] = format:format(...) end
   for _, option in ipairs(options) do names[#names + 1] = option[1] end
+  for _, name in ipairs { "threads", "json", "quiet" } do names[#names + 1] = name end
   for _, word in ipairs(words) do
     local name, value = word:match "^%-%-([^=]+)=(.*)$"
     name = name or word:match "^%-%-(.+)$"

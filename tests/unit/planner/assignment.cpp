@@ -608,6 +608,7 @@ TEST_CASE("numbers that are whole are read in every form, and other fields are p
         plain);
   CHECK(parse_instance(with("[90, 10, 20, 80]", "[1e18, 10, 20, 80]"), "large").edges[2].costs[0] ==
         kForbiddenCost);
+  CHECK(parse_instance("\xef\xbb\xbf" + std::string(kExample), "with a byte order mark") == plain);
   CHECK_FALSE(parse_instance(with("\"usage_limit\": 50", "\"usage_limit\": null"), "none").usage_limit);
 }
 
@@ -617,6 +618,17 @@ TEST_CASE("changed instances are read or refused, never misread") {
                                    [](const std::string& text) { return fuzz::instance(text); });
   CHECK(count > 0);
   CHECK(count < 20'000);
+}
+
+TEST_CASE("an optimum of few choices is proven where doubles cannot hold their costs") {
+  AssignmentProblem problem;
+  constexpr int64_t kLarge = 68'089'538'809'365'842;
+  problem.nodes = {{0, 2, {kLarge, 3 * kLarge}, {2, 0}}, {0, 2, {kLarge + 1, kLarge}, {0, 0}}};
+  problem.usage_limit = 1;
+  const AssignmentResult result = solve(problem);
+  CHECK(result.optimal);
+  CHECK(result.choice == std::vector<int>{1, 1});
+  CHECK(to_text(result.bound) == to_text(WideCost{4} * kLarge));
 }
 
 TEST_CASE("sums beyond 64 bits are exact") {
