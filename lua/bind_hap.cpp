@@ -86,6 +86,11 @@ Json json_of(const Report& report) {
                                      {"alone_seconds", planner::hap::seconds_of(gain.alone)},
                                      {"all_seconds", planner::hap::seconds_of(report.gains->all)},
                                      {"without_seconds", planner::hap::seconds_of(gain.without)}});
+  Json smaller;
+  if (report.smaller)
+    smaller = Json::object_t{
+        {"without", Json::array_t(report.smaller->without.begin(), report.smaller->without.end())},
+        {"step_seconds", report.smaller->simulated_seconds}};
   Json check;
   if (report.check) check = json_of(*report.check);
   return Json::object_t{{"devices", std::move(devices)},
@@ -106,6 +111,7 @@ Json json_of(const Report& report) {
                         {"communication_seconds", report.communication_seconds},
                         {"bound_seconds", report.bound_seconds},
                         {"gap", report.gap},
+                        {"smaller", std::move(smaller)},
                         {"table_seconds", report.table_seconds},
                         {"search_seconds", report.search_seconds},
                         {"searches", report.searches},

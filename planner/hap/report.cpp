@@ -270,6 +270,35 @@ std::vector<DeviceShare> shares_of(const DeviceGroup& group, const Plan& plan, c
   return shares;
 }
 
+// Every device has a part of what is cut, and all run what is not. Where the bound is far, whether a step of
+// the others is faster without the devices that compute least.
+std::optional<Smaller> without_slowest(const Request& request, double seconds) {
+  const DeviceGroup& group = *request.group;
+  const auto rate = [&](int d) { return group.devices()[static_cast<size_t>(d)].f32_flops; };
+  int slowest = 0;
+  for (int d = 1; d < group.size(); ++d)
+    if (rate(d) < rate(slowest)) slowest = d;
+  Smaller smaller;
+  std::vector<int> others;
+  for (int d = 0; d < group.size(); ++d)
+    if (rate(d) > rate(slowest))
+      others.push_back(d);
+    else
+      smaller.without.push_back(group.devices()[static_cast<size_t>(d)].name);
+  if (others.empty()) return std::nullopt;
+  const DeviceGroup left = group.subgroup(others);
+  Request own = request;
+  own.group = &left;
+  own.starts.clear();
+  const std::vector<Synthesised> programs = programs_to_try(own, false);
+  if (programs.empty()) return std::nullopt;
+  const ProgramsTime time = simulate_plan(*own.table, to_plan(own, programs[0].program), left);
+  constexpr double kFaster = 0.95;
+  if (!time.fits() || time.seconds > kFaster * seconds) return std::nullopt;
+  smaller.simulated_seconds = time.seconds;
+  return smaller;
+}
+
 }  // namespace
 
 Report report_of(const Request& request, const Answer& answer, bool with_published, bool with_meshes) {
@@ -379,6 +408,8 @@ Report report_of(const Request& request, const Answer& answer, bool with_publish
   report.cheapest_seconds = seconds_of(answer.best.cost);
   report.bound_seconds = seconds_of(answer.bound);
   report.gap = static_cast<double>(answer.best.cost - answer.bound) / static_cast<double>(answer.best.cost);
+  constexpr double kFarBound = 0.1;
+  if (report.gap > kFarBound) report.smaller = without_slowest(request, report.simulated_seconds);
   report.search_seconds = answer.search_seconds;
   report.searches = answer.searches;
   std::set<std::string> whole;
@@ -450,6 +481,14 @@ std::string to_text(const Report& report) {
   text +=
       fmt::format("\na step on {}, slowest in compute: {}", report.slowest, planner::to_text(report.parts));
   text += without_overlap(report);
+  if (report.smaller) {
+    const auto& names = report.smaller->without;
+    text += fmt::format("without {} a step takes {}: leave {} out of the cluster\n",
+                        names.size() == 1
+                            ? names[0]
+                            : fmt::format("{} to {}, {} devices,", names.front(), names.back(), names.size()),
+                        show_seconds(report.smaller->simulated_seconds), names.size() == 1 ? "it" : "them");
+  }
   if (report.check) text += to_text(*report.check);
   if (report.mesh_seconds > 0)
     text += fmt::format("programs along two axes were looked for in {}\n", show_seconds(report.mesh_seconds));

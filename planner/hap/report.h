@@ -43,6 +43,12 @@ struct Compared {
   std::string problem;  // why there is none
 };
 
+// What the devices that compute least slow down.
+struct Smaller {
+  std::vector<std::string> without;  // these devices
+  double simulated_seconds = 0;      // a step takes
+};
+
 struct Report {
   std::vector<DeviceShare> devices;
   std::vector<Instruction> instructions;
@@ -67,6 +73,7 @@ struct Report {
   std::optional<Gains> gains;  // where they are asked for
   std::optional<Check> check;
   std::vector<std::string> whole;  // operators without sharding rules, that every device runs whole
+  std::optional<Smaller> smaller;  // some devices are better left out
   double gap = 0;                  // of the cheapest program without overlap to the bound
 };
 

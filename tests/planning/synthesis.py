@@ -57,6 +57,14 @@ class Synthesis(Case):
         self.assertGreater(parts['gradients'], 0)
         self.assertEqual(parts['gather'], 0)
 
+    def test_a_device_that_slows_the_others_down_is_named(self):
+        self.assertNotIn('out of the cluster', self.plan())
+        (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('0.1 GFLOP/s', '0.00001 GFLOP/s'))
+        report = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')['report']
+        self.assertEqual(report['smaller']['without'], ['a:0'])
+        self.assertLess(report['smaller']['step_seconds'], 0.5 * report['step_seconds'])
+        self.assertRegex(self.plan(), r'\nwithout a:0 a step takes [\d.]+ ms: leave it out of the cluster\n')
+
     def test_what_the_gain_of_rules_is_of(self):
         self.assertRegex(self.plan('--gains'), r'with which a step is \d\.\d+ times as fast without overlap:')
 
@@ -321,7 +329,8 @@ return het.train { model = het.nn.gpt { vocab = 64, context = 128, width = 512, 
             self.assertAlmostEqual(computed, 1e6 * devices[rank]['compute_seconds'], delta=1)
         self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', '--html=planned.html')
         drawn = (self.folder / 'planned.html').read_text()
-        self.assertEqual(drawn[drawn.index('<h2>Cluster'):], page[page.index('<h2>Cluster'):])
+        drawn = re.sub(r'\n<h2>The program</h2>\n<pre>[^<]*</pre>\n', '', drawn[drawn.index('<h2>Cluster'):])
+        self.assertEqual(drawn, page[page.index('<h2>Cluster'):])
         (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('"b"', '"c"'))
         self.assertIn("the plan names 'b:0'; the cluster has no such device", self.refused('simulate', 'small.lua', '--cluster=fast.lua'))
 
@@ -361,6 +370,9 @@ return het.train {
         error = self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', code=2)[1]
         self.assertIn('no plan fits', error)
         self.assertRegex(error, r'[ab]:\d \((slow|fast)\) lacks [\d.]+ [KM]iB')
+        answer = json.loads(self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', '--json', code=2)[0])
+        self.assertFalse(answer['feasible'])
+        self.assertRegex(answer['problems'][1], r'[ab]:\d \((slow|fast)\) lacks ')
         # Less than parameters and the optimizer's state take: no search, and shares like the devices' memory.
         (self.folder / 'fast.lua').write_text(FAST_LINKS.replace('4 GiB', '200 KiB', 1))
         lines = self.hetrun('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap', code=2)[1].splitlines()

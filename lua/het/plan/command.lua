@@ -341,6 +341,9 @@ function commands.plan(program, ...)
   end
   local answer = wait()
   if not answer.feasible then
+    if native.settings.json then
+      native.write("stdout", native.json_encode { feasible = false, problems = answer.problems } .. "\n")
+    end
     errors.usage("no plan fits:\n  %s", table.concat(answer.problems, "\n  "))
   end
   -- A plan with sharding programs is drawn from these.
