@@ -229,10 +229,37 @@ class Stages {
         found = &each;
     if (found == nullptr) return;
     const int microbatches = request_.batch / found->microbatch;
-    if (instructions(*found->graph, microbatches) <= kMostInstructions) add(grouping, *found, microbatches);
+    if (instructions(*found->graph, microbatches) <= kMostInstructions)
+      choose_programs(grouping, *found, microbatches);
   }
 
-  void add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
+  // The cheapest program of each stage, or one that is faster when sums run beside the backward pass; where
+  // that comes near the rival, stage by stage, data parallelism among them: a program is the best of all
+  // layers, and a stage runs some.
+  void choose_programs(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
+    constexpr size_t kDataParallel = std::numeric_limits<size_t>::max();  // the last one
+    std::vector<size_t> best;
+    double seconds = kNearRival * answer_.rival_seconds;
+    const auto add_if_better = [&](const std::vector<size_t>& choices) {
+      const auto its = add(grouping, sized, microbatches, choices);
+      if (!its || *its >= seconds) return;
+      best = choices;
+      seconds = *its;
+    };
+    for (const size_t choice : {0, 1}) add_if_better(std::vector<size_t>(grouping.size(), choice));
+    for (size_t s = 0; !best.empty() && s < grouping.size(); ++s)
+      for (const size_t choice : {size_t{0}, size_t{1}, size_t{2}, kDataParallel}) {
+        if (grouping[s].size() == 1 || choice == best[s]) continue;
+        std::vector<size_t> choices = best;
+        choices[s] = choice;
+        add_if_better(choices);
+      }
+  }
+
+  // The seconds of a step; nullopt: it was added before, or cannot be run. `choices`: of each stage among its
+  // programs.
+  std::optional<double> add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches,
+                            const std::vector<size_t>& choices) {
     Plan plan;
     plan.microbatch = sized.microbatch;
     plan.pipelines = {{microbatches, {}}};
@@ -242,11 +269,11 @@ class Stages {
     int first = 0;
     for (size_t s = 0; s < grouping.size(); ++s) {
       double seconds = 0;  // of all layers
-      auto stage = stage_of(grouping[s], sized, microbatches, seconds);
+      auto stage = stage_of(grouping[s], sized, microbatches, choices[s], seconds);
       // Layers differ in what they cost: a stage is not given up before it costs twice what makes a program
       // of all layers hopeless.
       const double own = seconds * layers[s] / static_cast<double>(sized.graph->layers.size());
-      if (!stage || is_hopeless(own / 2)) return;
+      if (!stage || is_hopeless(own / 2)) return std::nullopt;
       stage->first_layer = first;
       stage->layers = layers[s];
       first += layers[s];
@@ -255,7 +282,8 @@ class Stages {
     plan.unlike_devices = std::any_of(grouping.begin(), grouping.end(), [&](const Devices& devices) {
       return group_.subgroup(devices).has_unlike_types();
     });
-    judge(plan, sized, microbatches);
+    if (!judge(plan, sized, microbatches)) return std::nullopt;
+    return answer_.candidates.back().time.seconds;
   }
 
   // Simulates it, unless it was; false where it cannot be run.
@@ -277,7 +305,7 @@ class Stages {
   // Devices that share layers by the program that suits them, found for all layers, though the stage runs
   // some of them.
   std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches,
-                                double& seconds) {
+                                size_t choice, double& seconds) {
     Stage stage;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
     if (devices.size() == 1) return stage;
@@ -291,12 +319,13 @@ class Stages {
         key.push_back(group.link(a, b).latency_seconds);
       }
     }
-    const auto [entry, fresh] = known_.emplace(std::move(key), std::nullopt);
-    if (fresh) entry->second = program_of(group, sized, microbatches);
-    if (!entry->second) return std::nullopt;
-    seconds = entry->second->seconds;
-    stage.shares = entry->second->shares;
-    stage.sharding = entry->second->sharding;
+    const auto [entry, fresh] = known_.emplace(std::move(key), std::vector<Cut>());
+    if (fresh) entry->second = programs_of(group, sized, microbatches);
+    if (entry->second.empty()) return std::nullopt;
+    const Cut& cut = entry->second[std::min(choice, entry->second.size() - 1)];
+    seconds = cut.seconds;
+    stage.shares = cut.shares;
+    stage.sharding = cut.sharding;
     return stage;
   }
 
@@ -311,12 +340,15 @@ class Stages {
     StageSharding sharding;
     double seconds = 0;  // of a step of all layers
   };
-  std::optional<Cut> program_of(const DeviceGroup& group, const SizedGraph& sized, int microbatches) {
+  // The cheapest one, then those that may be faster beside the backward pass.
+  std::vector<Cut> programs_of(const DeviceGroup& group, const SizedGraph& sized, int microbatches) {
     const PlacementTable& table = table_of(sized);
-    const auto found = programs_to_try({&table, &group, microbatches, {}, sized.microbatch}, false);
-    if (found.empty()) return std::nullopt;
-    return Cut{found[0].program.shares, along_one_axis(sharding_of(table, found[0].program)),
-               seconds_of(found[0].cost)};
+    std::vector<Cut> cuts;
+    for (const Synthesised& each :
+         programs_to_try({&table, &group, microbatches, {}, sized.microbatch}, true))
+      cuts.push_back(
+          {each.program.shares, along_one_axis(sharding_of(table, each.program)), seconds_of(each.cost)});
+    return cuts;
   }
 
   const StagesRequest& request_;
@@ -324,7 +356,7 @@ class Stages {
   const std::vector<Grid> grids_;
   StagesAnswer answer_;
   std::map<int, std::unique_ptr<PlacementTable>> tables_;  // by micro-batch size
-  std::map<std::vector<double>, std::optional<Cut>> known_;
+  std::map<std::vector<double>, std::vector<Cut>> known_;
 };
 
 }  // namespace
