@@ -412,7 +412,8 @@ Json json_of(const std::vector<planner::ProgramEvent>& events, const std::vector
   return list;
 }
 
-// graph of a micro-batch, {cluster, plan, events}: a step of any plan, sharding programs included, at once.
+// graph of a micro-batch, {cluster, plan, events, spread}: a step of any plan, sharding programs included, at
+// once; with other links, too, unless `spread` is false.
 int simulate_programs_of(lua_State* L) {
   const Graph graph = prune(check_object<GraphHandle>(L, 1)->graph);
   luaL_checktype(L, 2, LUA_TTABLE);
@@ -459,12 +460,14 @@ int simulate_programs_of(lua_State* L) {
                                                {"devices", json_of(ranks, time.seconds)},
                                                {"links", std::move(links)},
                                                {"idle", std::move(idle)}}}};
-  const planner::LinkSpread spread =
-      planner::link_spread(cluster, time.seconds, [&](const planner::Cluster& other) {
-        return planner::simulate_plan(graph, plan, {other, precision_of(graph)}).seconds;
-      });
-  result["link_spread"] = spread_json(spread);
-  result["text"] = *as_string(result["text"]) + planner::to_text(spread);
+  if (field<bool>(L, 2, "spread").value_or(true)) {
+    const planner::LinkSpread spread =
+        planner::link_spread(cluster, time.seconds, [&](const planner::Cluster& other) {
+          return planner::simulate_plan(graph, plan, {other, precision_of(graph)}).seconds;
+        });
+    result["link_spread"] = spread_json(spread);
+    result["text"] = *as_string(result["text"]) + planner::to_text(spread);
+  }
   if (events) result["events"] = json_of(time.events, ranks, graph);
   if (over > 0) result["over_bytes"] = over;
   push_json(L, result);

@@ -237,6 +237,9 @@ class Stages {
   // that comes near the rival, stage by stage, data parallelism among them: a program is the best of all
   // layers, and a stage runs some.
   void choose_programs(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
+    // Without a stage of several devices it is a plain pipeline, which the planner's own search judges.
+    if (std::all_of(grouping.begin(), grouping.end(), [](const Devices& each) { return each.size() == 1; }))
+      return;
     constexpr size_t kDataParallel = std::numeric_limits<size_t>::max();  // the last one
     std::vector<size_t> best;
     double seconds = kNearRival * answer_.rival_seconds;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "core/ops/op.h"
 #include "planner/lower/lower.h"
 #include "planner/lower/rank_assignment.h"
+#include "planner/profile/profile.h"
 
 namespace het::planner {
 namespace {
@@ -27,6 +29,29 @@ double seconds_of(const Compute& compute, const hap::Device& device) {
   const auto inputs = types(compute.inputs), outputs = types(compute.outputs);
   return device.seconds(cost_of(OpCall{*compute.op, inputs, compute.attributes}, outputs),
                         hap::is_half(inputs));
+}
+
+// How many passes of layers begin with each instruction: each takes a launch (profile.h), as simulations of
+// layers count it. Of a layer and micro-batch they are the forward pass, the same once more where its stage
+// recomputes, and the two halves of the backward pass, which begin together.
+std::vector<int> launches_of(const Program& program) {
+  enum class Pass : uint8_t { forward, again, backward };
+  std::vector<int> launches(program.instructions.size(), 0);
+  std::set<std::tuple<Pass, int32_t, int>> begun;  // by layer and micro-batch
+  std::set<int> backwards;                         // micro-batches whose backward pass has begun
+  for (size_t i = 0; i < launches.size(); ++i) {
+    const auto* compute = std::get_if<Compute>(&program.instructions[i]);
+    if (compute == nullptr || compute->layer < 0 || compute->microbatch < 0 ||
+        compute->phase == Phase::update)
+      continue;
+    const bool is_backward = compute->phase == Phase::backward;
+    if (is_backward) backwards.insert(compute->microbatch);
+    const Pass pass = is_backward                                ? Pass::backward
+                      : backwards.count(compute->microbatch) > 0 ? Pass::again
+                                                                 : Pass::forward;
+    if (begun.emplace(pass, compute->layer, compute->microbatch).second) launches[i] = is_backward ? 2 : 1;
+  }
+  return launches;
 }
 
 // One collective, or one message: both its ends.
@@ -61,10 +86,13 @@ class ProgramsSimulation {
           std::tuple(programs[r], device.f32_flops, device.half_flops, device.memory_bytes_per_second),
           nullptr);
       const std::vector<Instruction>& instructions = programs[r]->instructions;
-      if (fresh) entry->second = &seconds_.emplace_back(instructions.size(), 0);
-      for (size_t i = 0; i < instructions.size() && fresh; ++i)
-        if (const auto* compute = std::get_if<Compute>(&instructions[i]))
-          (*entry->second)[i] = seconds_of(*compute, device);
+      if (fresh) {
+        entry->second = &seconds_.emplace_back(instructions.size(), 0);
+        const std::vector<int> launches = launches_of(*programs[r]);
+        for (size_t i = 0; i < instructions.size(); ++i)
+          if (const auto* compute = std::get_if<Compute>(&instructions[i]))
+            (*entry->second)[i] = seconds_of(*compute, device) + launches[i] * kLaunchSeconds;
+      }
       ranks_[r].seconds = entry->second;
       ranks_[r].operation_of.resize(instructions.size(), {-1, 0});
     }

@@ -1,9 +1,10 @@
 // The seconds of a step, from the programs of all ranks, instruction by instruction: each rank computes at
 // its device's rates, a collective begins when its last member has started it and its queue and ways are
 // free, and runs beside what is computed until it is awaited. These are the rules by which paced devices and
-// shaped links (core/device/paced.h, core/comm/shaped.h) hold back real runs. Unlike simulate.h, which knows
-// layers of a plan and decides among thousands of candidates, it takes programs as they are run, whatever
-// their sharding. Pure.
+// shaped links (core/device/paced.h, core/comm/shaped.h) hold back real runs; each pass of a layer takes a
+// launch beside, as simulations of layers count it (planner/profile/profile.h). Unlike simulate.h, which
+// knows layers of a plan and decides among thousands of candidates, it takes programs as they are run,
+// whatever their sharding. Pure.
 #pragma once
 
 #include <functional>

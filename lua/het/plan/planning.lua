@@ -193,10 +193,11 @@ local function joined(found, more)
   return found
 end
 
---- A step of a plan from the programs of all its ranks; with events when a page or a trace is wanted.
+--- A step of a plan from the programs of all its ranks; with events when a page or a trace is wanted, and with other
+-- links unless `given.spread` is false.
 function planning.simulated_programs(run, cluster, plan, given)
   local answer = native.simulate_programs((run:graph_of_sample(plan.microbatch)),
-    { cluster = cluster, plan = plan, events = given.html ~= nil or given.trace ~= nil })
+    { cluster = cluster, plan = plan, events = given.html ~= nil or given.trace ~= nil, spread = given.spread })
   answer.model.name = planning.name_of(run)
   return answer
 end
@@ -206,26 +207,32 @@ function planning.step_seconds(answer)
   return answer and (answer.step_seconds or answer.feasible and answer.report.step_seconds) or nil
 end
 
--- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ: `text`
--- begins with the program then, `report` stays that of the pipelines.
+-- The planner's answer, or the plan of sharding programs where it is faster by more than simulations differ: than the
+-- pipelines by their programs, and than what is said of them, layer by layer. The answer is of the plan that is taken;
+-- what was said of the pipelines stands beside.
 local function better_of(run, cluster, answer, found)
   if found.rival_seconds == 0 then return answer end
-  local devices
-  answer.programs, devices, found.text = found, found.text, nil
-  local optimizer = run.arguments.optimizer
-  if optimizer:for_search() ~= optimizer and found.lua then   -- the search took another update (Run:graph_for_search)
-    local function simulated(lua) return planning.simulated_programs(run, cluster, (planning.from_lua(lua)), {}) end
-    local program = simulated(found.lua)
-    found.rival_seconds = simulated(answer.lua).report.step_seconds
-    found.step_seconds, devices = program.report.step_seconds, program.text
+  answer.programs, found.text = found, nil
+  local function simulated(lua)
+    return planning.simulated_programs(run, cluster, (planning.from_lua(lua)), { spread = false })
   end
-  if not found.step_seconds or found.step_seconds > 0.98 * found.rival_seconds then return answer end
-  -- The search's time of the pipelines differs a little from the simulated one.
-  local searched = ("\n" .. answer.text):gsub("\nstep ", "\nby the search, layer by layer: step ", 1):sub(2)
-  answer.text = ("a sharding program: %s\n%sthe best pipelines take %s by the same simulation, %.2f times as "
-    .. "long; what the search says of them:\n%s"):format(found.name, devices, native.show_seconds(found.rival_seconds),
+  local optimizer, by_programs, taken = run.arguments.optimizer, found.rival_seconds, nil
+  found.rival_seconds = planning.step_seconds(answer)
+  if optimizer:for_search() ~= optimizer and found.lua then   -- the search took another update (Run:graph_for_search)
+    taken, by_programs = simulated(found.lua), simulated(answer.lua).report.step_seconds
+    found.step_seconds = taken.report.step_seconds
+  end
+  if not found.step_seconds or found.step_seconds > 0.98 * math.min(by_programs, found.rival_seconds) then
+    return answer
+  end
+  taken = taken or simulated(found.lua)
+  local searched = ("\n" .. answer.text):gsub("\nstep ", "\nlayer by layer: step ", 1):sub(2)
+  answer.text = ("a sharding program: %s\n%sthe best pipelines take %s, %.2f times as long; what the search says of "
+    .. "them:\n%s"):format(found.name, taken.text, native.show_seconds(found.rival_seconds),
     found.rival_seconds / found.step_seconds, searched)
-  answer.pipelines_lua, answer.lua, answer.step_seconds = answer.lua, found.lua, found.step_seconds
+  answer.pipelines_lua, answer.pipelines_report = answer.lua, answer.report
+  answer.lua, answer.plan, answer.report = found.lua, taken.plan, taken.report
+  answer.step_seconds = found.step_seconds
   answer.cheaper = nil   -- beside the pipelines
   return answer
 end
@@ -238,8 +245,8 @@ end
 -- leaves the cores to others most of the time. `phase` is set to what is done, as a sentence, where that takes long
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
--- native.sharded_stages found); where `lua` is such a plan, its step_seconds, from the programs of all ranks, and
--- pipelines_lua, which `plan` and `report` are of; fallbacks (of each lost, devices, feasible, problems, lua, plan,
+-- native.sharded_stages found, and as rival_seconds what is said of the pipelines); where `lua` is such a plan, its
+-- step_seconds, from the programs of all ranks, and pipelines_lua and pipelines_report, of the pipelines; fallbacks (of each lost, devices, feasible, problems, lua, plan,
 -- report) and fallbacks_text
 -- @treturn function that waits a moment, or as many seconds as it is given, and returns whether the first one returns
 -- at once

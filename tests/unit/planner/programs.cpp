@@ -11,6 +11,7 @@
 #include "planner/hap/grids.h"
 #include "planner/hap/stages.h"
 #include "planner/lower/lower.h"
+#include "planner/profile/profile.h"
 #include "tests/unit/core/trained_gpt.h"
 #include "tests/unit/planner/distributed.h"
 #include "tests/unit/planner/testing.h"
@@ -172,6 +173,31 @@ TEST_CASE("a plan's programs take what its devices and links allow", "[programs]
   const ProgramsTime lopsided = seconds(plan);
   CHECK(lopsided.seconds > 2 * balanced.seconds);
   CHECK(lopsided.ranks[0].exposed_seconds > 0.5 * lopsided.seconds);
+}
+
+TEST_CASE("each pass of a layer takes a launch, as simulations of layers count it", "[programs]") {
+  const Graph graph = testing::distributed::small_model(false, DType::f32);
+  Cluster cluster;
+  cluster.types = {plain_type("fast", 1e9, 16)};  // computing takes no time beside launches
+  cluster.nodes = {plain_machine("a", "fast", 1)};
+  const hap::DeviceGroup group(cluster, Precision::f32);
+  Plan plan;
+  plan.microbatch = testing::distributed::kSamples;
+  Stage one;
+  one.devices = {"a:0"};
+  const int layers = one.layers = static_cast<int>(graph.layers.size());
+  for (const int microbatches : {1, 3})
+    for (const bool recompute : {false, true}) {
+      one.recompute = recompute;
+      plan.pipelines = {{microbatches, {one}}};
+      // Forward, both halves of the backward pass, and forward again where there is something to compute.
+      const double most = (recompute ? 4 : 3) * layers * microbatches * kLaunchSeconds,
+                   least = 3 * layers * microbatches * kLaunchSeconds;
+      const double seconds = simulate_plan(graph, plan, group).ranks[0].compute_seconds;
+      CAPTURE(microbatches, recompute);
+      CHECK(seconds <= most * 1.01);
+      CHECK(seconds >= (recompute ? least + kLaunchSeconds : least));
+    }
 }
 
 TEST_CASE("what ranks wait for is named: gradients, norms and losses, weights", "[programs]") {
