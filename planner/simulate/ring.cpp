@@ -6,9 +6,6 @@
 namespace het::planner {
 namespace {
 
-// Of a ring's bandwidth, what NCCL expects of a tree (tuning.cc).
-constexpr double kTreeShare = 0.92;
-
 // One of the two, in seconds of latency, of the inside links and of the interfaces.
 struct Way {
   double latency = 0, inside = 0, between = 0;
@@ -31,19 +28,16 @@ RingSeconds ring_seconds(CollectiveKind kind, const RingGroup& group, int commun
   const Way ring{
       passes * (leaves * group.slowest.latency_seconds + (n - 1 - leaves) * group.inside.latency_seconds),
       of_inside(passes * (n - 1) / n * bytes), of_between(passes * (n - 1) / n * all)};
-  const Way* best = &ring;
-  Way tree;
+  Way best = ring;
   if (kind == CollectiveKind::all_reduce) {
-    tree.latency =
+    const Way tree{
         2 * ((group.most_in_host - 1) * group.inside.latency_seconds +
-             (group.hosts > 1 ? std::ceil(std::log2(group.hosts)) : 0) * group.slowest.latency_seconds);
-    tree.inside = of_inside(2 * bytes);
-    const Way estimate{tree.latency, tree.inside / kTreeShare, of_between(2 * all) / kTreeShare};
-    tree.between = of_between((group.hosts == 2 ? 1 : 2) * all);
-    if (estimate.seconds() < ring.seconds()) best = &tree;
+             (group.hosts > 1 ? std::ceil(std::log2(group.hosts)) : 0) * group.slowest.latency_seconds),
+        of_inside(2 * bytes), of_between((group.hosts == 2 ? 1 : 2) * all)};
+    if (tree.seconds() < ring.seconds()) best = tree;
   }
-  if (group.hosts == 1) return {best->seconds(), 0};
-  return {best->latency, std::max(best->inside, best->between)};
+  if (group.hosts == 1) return {best.seconds(), 0};
+  return {best.latency, std::max(best.inside, best.between)};
 }
 
 }  // namespace het::planner

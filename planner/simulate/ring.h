@@ -11,8 +11,10 @@
 // - A tree, of an all-reduce, is a chain inside hosts and a double binary tree between them: with three
 //   hosts or more each interface carries the bytes twice, with two hosts once, and latencies grow with the
 //   logarithm.
-// - Which of them NCCL takes: the one that it expects to take less. It expects a tree to carry the bytes
-//   twice at 0.92 of a ring's bandwidth, also between two hosts, so large messages go by the ring.
+// - Which of them NCCL takes: the one that it expects to take less. Between two hosts it expects a tree to go
+//   at half of what its inside links carry, which it searches up to twice what leaves the host (search.cc):
+//   the bytes once. Its tables of latencies, and the 0.92 of a ring's bandwidth that it expects of trees, are
+//   left out, so that what is chosen is what takes less by the figures that are charged.
 // - Tensor-parallel ranks are in as many communicators, one for each rank; these share the interfaces that
 //   are nearest to the devices of the stage.
 // Left out: the protocols for small messages (LL, LL128). NCCL takes them where they save some of the 14 us

@@ -153,13 +153,37 @@ TEST_CASE("a ring enters and leaves each host once, over as many interfaces as i
   four.lanes = 4;
   CHECK(wire(four, 1) == Approx(2 * 11.0 / 12 / 4));
   CHECK(wire(four, 4) == Approx(2 * 11.0 / 12));
-  // Between two hosts a tree would carry the bytes once; NCCL expects it to carry them twice, and takes the
-  // ring but where latencies decide: 14 hops of a ring (4 leave a host) against 8 of a tree.
+  // Between two hosts a tree carries the bytes once, a ring 2 x 7 / 8; and 8 hops of a tree are fewer than 14
+  // of a ring, of which 4 leave a host.
   const RingGroup two{8, 2, 4, 1, {1e-3, 1e9}, {1e-6, 1e11}, {}};
-  CHECK(wire(two, 1) == Approx(2 * 7.0 / 8));
-  const RingSeconds small = ring_seconds(CollectiveKind::all_reduce, two, 1, 1e3);
-  CHECK(small.wire == Approx(1e-6));
-  CHECK(small.fixed == Approx(2 * 1e-3 + 2 * 3 * 1e-6));
+  CHECK(wire(two, 1) == Approx(1));
+  for (const double bytes : {1e3, 1e9}) {
+    const RingSeconds sum = ring_seconds(CollectiveKind::all_reduce, two, 1, bytes);
+    CHECK(sum.wire == Approx(bytes / 1e9));
+    CHECK(sum.fixed == Approx(2 * 1e-3 + 2 * 3 * 1e-6));
+  }
+  // Of one rank each both carry the bytes once. Slow inside links carry a tree's bytes twice: 2 / 1.05
+  // > 1.75.
+  CHECK(wire({2, 2, 1, 1, {0, 1e9}, {0, 1e11}, {}}, 1) == Approx(1));
+  CHECK(wire({8, 2, 4, 1, {0, 1e9}, {0, 1.05e9}, {}}, 1) == Approx(1.75));
   // Inside links carry their part at the same time: the slower of both counts.
   CHECK(wire({12, 3, 4, 4, {0, 1e9}, {0, 1e9}, {}}, 1) == Approx(2 * 11.0 / 12));
+}
+
+TEST_CASE("a sum takes no longer over links that are faster or closer") {
+  for (const int hosts : {1, 2, 3, 8})
+    for (const int in_host : {1, 2, 8})
+      for (const double bytes : {1e4, 1e6, 1e8}) {
+        if (hosts * in_host == 1) continue;
+        const auto seconds = [&](double latency, double bandwidth) {
+          const RingGroup group{hosts * in_host, hosts, in_host, 1, {latency, bandwidth}, {1e-6, 1e11}, {}};
+          const RingSeconds sum = ring_seconds(CollectiveKind::all_reduce, group, 1, bytes);
+          return sum.fixed + sum.wire;
+        };
+        CAPTURE(hosts, in_host, bytes);
+        for (double scale = 1; scale < 300; scale *= 1.1) {
+          CHECK(seconds(1e-6 * scale, 1e9) <= seconds(1.1e-6 * scale, 1e9));
+          CHECK(seconds(1e-5, 1e10 / scale) <= seconds(1e-5, 1e10 / 1.1 / scale));
+        }
+      }
 }
