@@ -60,6 +60,7 @@ CostTable make_costs(const Cluster& cluster, const Model& model, const Profile& 
   table.microbatch = microbatch;
   table.layers = model.count();
   table.weight_bytes = model.weight_bytes;
+  table.gathered_bytes = (model.weight_bytes - model.made_bytes) * model.trained_share;
   table.gradient_bytes = model.gradient_bytes;
   table.optimizer_bytes = model.optimizer_bytes;
   table.trained_share = model.trained_share;

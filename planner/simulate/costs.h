@@ -43,7 +43,10 @@ struct CostTable {
   // [layers] all-reduces of the tensor-parallel group in one forward, and in a forward that is run again
   std::vector<int> reductions, reductions_again;
   double weight_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
-  double trained_share = 1;  // Model's: `gradient_bytes` of all parameters are those of this part
+  // Of weights, what a rank sends to others that updates them for all; the others make copies themselves.
+  double gathered_bytes = 0;
+  // Model's: `gradient_bytes` and `gathered_bytes` of all parameters are those of this part.
+  double trained_share = 1;
 
   const Link& link(int a, int b) const {
     return between[static_cast<size_t>(a) * nodes.size() + static_cast<size_t>(b)];

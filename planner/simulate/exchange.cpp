@@ -40,16 +40,14 @@ RingGroup Exchanges::group_of(const std::vector<ExchangeMember>& members) {
   RingGroup group;
   group.members = static_cast<int>(members.size());
   ++state_.stamp;
-  uint64_t nodes = 0, twice = 0;  // nodes that take part, with two hosts or more
+  at_node_.assign(costs_.nodes.size(), 0);  // hosts that take part
   for (const ExchangeMember& member : members) {
     const auto host = static_cast<size_t>(state_.host(member.place));
     if (state_.host_stamp[host] != state_.stamp) {
       state_.host_stamp[host] = state_.stamp;
       state_.host_count[host] = state_.host_lanes[host] = 0;
       ++group.hosts;
-      const uint64_t bit = uint64_t{1} << (member.place.node % 64);
-      twice |= nodes & bit;
-      nodes |= bit;
+      ++at_node_[static_cast<size_t>(member.place.node)];
     }
     group.most_in_host = std::max(group.most_in_host, ++state_.host_count[host]);
     for (int i = 0; i < member.interfaces.count; ++i) {
@@ -66,9 +64,8 @@ RingGroup Exchanges::group_of(const std::vector<ExchangeMember>& members) {
     group.lanes = std::min(group.lanes, state_.host_lanes[static_cast<size_t>(state_.host(member.place))]);
   const int count = static_cast<int>(costs_.nodes.size());
   for (int a = 0; a < count; ++a)
-    for (int b = a; b < count; ++b) {
-      if (!(nodes >> (a % 64) & 1) || !(nodes >> (b % 64) & 1) || (a == b && !(twice >> (a % 64) & 1)))
-        continue;
+    for (int b = a; at_node_[static_cast<size_t>(a)] > 0 && b < count; ++b) {
+      if (at_node_[static_cast<size_t>(b)] < (a == b ? 2 : 1)) continue;
       const Link& link = costs_.link(a, b);
       if (link.bytes_per_second == 0) continue;
       if (group.slowest.bytes_per_second == 0 || link.bytes_per_second < group.slowest.bytes_per_second)

@@ -414,11 +414,9 @@ void FinishStep::exchange_layers(size_t first, size_t end, CollectiveKind collec
 void FinishStep::exchange_shared(const Apart& apart, CollectiveKind collective, double parameter_bytes,
                                  double earliest, SimEvent::Kind kind) {
   const SharedParameter& shared = costs_.shared[apart.shared];
-  // All of it is trained; gradients are counted as if a part of all parameters were.
-  const double bytes =
-      kind == SimEvent::Kind::reduce ? parameter_bytes / costs_.trained_share : parameter_bytes;
-  exchange(apart.segment, shared.layers[0], {shared.parameters, shared.whole_parameters}, collective, bytes,
-           earliest, kind);
+  // All of it is trained; what is exchanged is counted as if a part of all parameters were.
+  exchange(apart.segment, shared.layers[0], {shared.parameters, shared.whole_parameters}, collective,
+           parameter_bytes / costs_.trained_share, earliest, kind);
 }
 
 // When the last backward of all holders is over.
@@ -534,9 +532,9 @@ double FinishStep::gather(double updated) {
   updated_ = state_.synced;
   if (state_.layout->sharded_optimizer && (replicas_ > 1 || !apart_.empty())) {
     for (size_t l = 0; l < static_cast<size_t>(costs_.layers) && replicas_ > 1; ++l)
-      exchange_layers(l, l + 1, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+      exchange_layers(l, l + 1, CollectiveKind::all_gather, costs_.gathered_bytes, 0, SimEvent::Kind::gather);
     for (const Apart& apart : apart_)
-      exchange_shared(apart, CollectiveKind::all_gather, costs_.weight_bytes, 0, SimEvent::Kind::gather);
+      exchange_shared(apart, CollectiveKind::all_gather, costs_.gathered_bytes, 0, SimEvent::Kind::gather);
     exchange_all();
     for (const double time : state_.synced) end = std::max(end, time);
   }

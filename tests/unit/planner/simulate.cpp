@@ -359,6 +359,38 @@ TEST_CASE("optimizer state follows its shares, and sharded weights are gathered 
   CHECK(placed.exposed_seconds > 0);
 }
 
+TEST_CASE("of sharded weights what is updated is gathered, not the copies that are made from it") {
+  Bench bench({plain_machine("a", "unit", 1, 2)}, 2, {0, 1e9});
+  bench.model = plain_model(2, 1e8, 1);
+  bench.model.weight_bytes = 6;  // f32, and a copy in bf16
+  bench.model.made_bytes = 2;
+  PlanLayout layout;
+  layout.sharded_optimizer = true;
+  layout.pipelines = {{1, {{0, 0, 0, 2}}}, {1, {{0, 1, 0, 2}}}};
+  SimulateOptions options;
+  options.runtime.late_reduction = true;
+  // Half of the f32 gradients each way, then half of the f32 weights.
+  CHECK(bench.run(layout, options).exposed_seconds == Approx((4 + 4) * 2e8 / 2 / 1e9));
+  // Where a quarter is trained, the rest has no gradients and stays as it is.
+  bench.model.trained_share = 0.25;
+  bench.model.gradient_bytes = 1;
+  CHECK(bench.run(layout, options).exposed_seconds == Approx((4 + 4) * 0.5e8 / 2 / 1e9));
+}
+
+TEST_CASE("nodes that take no part change nothing, however many there are") {
+  Bench bench({plain_machine("a", "unit", 1), plain_machine("b", "unit", 1)}, 2, {0, 1e8});
+  bench.model = plain_model(2, 1e7, 1);
+  bench.cluster.nodes[0].zone = bench.cluster.nodes[1].zone = "near";
+  bench.cluster.zone_links = {{"near", "near", {0, 1e10}}};
+  PlanLayout layout;
+  layout.pipelines = {{1, {{0, 0, 0, 2}}}, {1, {{1, 0, 0, 2}}}};
+  const double alone = bench.run(layout).seconds;
+  for (int n = 2; n < 70; ++n) {
+    bench.cluster.nodes.push_back(plain_machine("n" + std::to_string(n), "unit", 1));
+    CHECK(bench.run(layout).seconds == Approx(alone));
+  }
+}
+
 namespace {
 
 // Four layers of 1e6 parameters; the first and the last share 4e5 of them. Hosts of one device.
@@ -542,7 +574,7 @@ TEST_CASE("late reductions wait for all backwards and go stage by stage in one p
   CHECK(beside.exposed_seconds < late.exposed_seconds);
 }
 
-TEST_CASE("sums travel in a ring through all ranks, or by a mesh of all where the cluster says so") {
+TEST_CASE("sums travel by the ring or tree of NCCL, or by a mesh of all where the cluster says so") {
   Bench bench({plain_machine("a", "unit", 3), plain_machine("b", "unit", 2)}, 4, {1e-3, 1e8});
   for (LayerKind& kind : bench.model.kinds) kind.parameters = 1e6;
   bench.model.optimizer_bytes = 0;
@@ -551,9 +583,17 @@ TEST_CASE("sums travel in a ring through all ranks, or by a mesh of all where th
   SimulateOptions options;
   options.runtime.late_reduction = true;
   const double gradients = 4 * 1e6 * bench.model.gradient_bytes;
-  // Of the four hops of a block, in each of two rounds, two leave a host.
-  CHECK(bench.run(layout, options).exposed_seconds ==
-        Approx(2 * 2 * 1e-3 + 2 * 4.0 / 5 * gradients / 1e8).epsilon(1e-6));
+  // A tree carries the bytes once between two hosts, up and down, a hop each. A ring would carry 2 x 4 / 5.
+  CHECK(bench.run(layout, options).exposed_seconds == Approx(2 * 1e-3 + gradients / 1e8).epsilon(1e-6));
+  // Between three a ring: 2 x 4 / 5, and of the four hops of a block, in each of two rounds, three leave a
+  // host.
+  Bench three({plain_machine("a", "unit", 2), plain_machine("b", "unit", 2), plain_machine("c", "unit", 1)},
+              4, {1e-3, 1e8});
+  three.model = bench.model;
+  PlanLayout apart;
+  for (int r = 0; r < 5; ++r) apart.pipelines.push_back({2, {{r / 2, 0, 0, 4}}});
+  CHECK(three.run(apart, options).exposed_seconds ==
+        Approx(2 * 3 * 1e-3 + 2 * 4.0 / 5 * gradients / 1e8).epsilon(1e-6));
   bench.cluster.mesh = true;
   const double norms = 1e-3;  // of all ranks' gradients, from each to each, before anybody updates
   // Each sends a fifth in each of two steps to each other; a rank of b has one of those beside it.
