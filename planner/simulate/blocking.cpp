@@ -1,11 +1,7 @@
 // Pipelines whose sends and receives block (core/plan/runtime.h), by events. A rank walks its units and the
 // messages between them in the order of planner/lower/schedule.h. A transfer begins when both its ends have
-// come to it; then it waits until the ports are free, in the order in which transfers came there. Ports carry
-// both directions at once.
-//
-// Why one transfer after the other and not all at an equal part of the bandwidth: of pipelines that send at
-// the same time, one that is ahead by a little finishes earlier by more (with n senders by up to n times as
-// much), so that equal ones drift apart until their transfers no longer meet.
+// come to it; then it takes what earlier ones leave of the ports (ports.h), which carry both directions at
+// once.
 #include <algorithm>
 #include <utility>
 
@@ -62,6 +58,10 @@ class BlockingRun {
       std::pop_heap(state_.heap.begin(), state_.heap.end(), Later{});
       const Pending pending = state_.heap.back();
       state_.heap.pop_back();
+      if (pending.what == Pending::What::sent) {
+        if (const auto delivered = state_.deliver(pending)) arrive(*delivered);
+        continue;
+      }
       const auto c = static_cast<size_t>(pending.pipeline), s = static_cast<size_t>(pending.stage);
       ++ranks_[c][s].next;
       come(c, s, pending.time);
@@ -98,9 +98,7 @@ class BlockingRun {
     }
     peer.waits_since = -1;
     const size_t from = sends ? s : other, to = sends ? other : s;
-    const double end = transfer(c, from, to, step.unit.microbatch, now);
-    go_on(c, from, end);
-    go_on(c, to, end + receiver_gather_seconds(c, from, to));
+    transfer(c, from, to, step.unit.microbatch, now);
   }
 
   static bool is_other_end(const BlockingStep& a, const BlockingStep& b) {
@@ -129,26 +127,24 @@ class BlockingRun {
     go_on(c, s, now + seconds);
   }
 
-  // Both ends are there; returns when the message has arrived.
-  double transfer(size_t c, size_t from, size_t to, int microbatch, double now) {
+  // Both ends are there.
+  void transfer(size_t c, size_t from, size_t to, int microbatch, double now) {
     const PipelineState& pipeline = state_.classes[c];
     const auto& stages = state_.layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
-    const size_t edge = std::min(from, to);
     HET_REQUIRE(stages[from].group < 0 && stages[to].group < 0, pipeline.source, from, to);
-    double start = now, end = now;
-    if (state_.options.transfers && pipeline.hosts[from] == pipeline.hosts[to]) {
-      end = now + state_.hop_seconds(pipeline, from, to);
-    } else if (state_.options.transfers) {
-      const double bytes =
-          state_.costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
-      const Link& link = state_.costs.link(stages[from].node, stages[to].node);
-      const Interfaces& out = pipeline.interfaces[from];
-      start = state_.occupy(out, pipeline.interfaces[to], now,
-                            bytes * pipeline.crowd[edge] / link.bytes_per_second);
-      end = state_.out_free[static_cast<size_t>(out.first)] + link.latency_seconds;
-    }
-    note(SimEvent::Kind::send, c, from, microbatch, start, end);
-    return end;
+    const bool transfers = state_.options.transfers;
+    if (transfers && pipeline.hosts[from] != pipeline.hosts[to])
+      state_.carry(c, from, to, microbatch, now);
+    else
+      arrive({c, from, to, microbatch, now, now,
+              transfers ? now + state_.hop_seconds(pipeline, from, to) : now});
+  }
+
+  void arrive(const Delivered& message) {
+    note(SimEvent::Kind::send, message.pipeline, message.from, message.item, message.start, message.end);
+    go_on(message.pipeline, message.from, message.end);
+    go_on(message.pipeline, message.to,
+          message.end + receiver_gather_seconds(message.pipeline, message.from, message.to));
   }
 
   // Of the receiver, which goes on when it has the whole.

@@ -149,6 +149,10 @@ ExchangeSeconds Exchanges::group_seconds(const RingGroup& group, CollectiveKind 
     const RingSeconds seconds = ring_seconds(collective, group, communicators, bytes);
     result.fixed = seconds.fixed;
     result.wire = seconds.wire;
+    if (result.crosses) {
+      result.link = group.slowest.bytes_per_second;
+      result.rate = seconds.used * result.link;
+    }
     return result;
   }
   const auto seconds = [&](double of) {
@@ -174,6 +178,7 @@ ExchangeSeconds Exchanges::seconds_of(const ExchangeParts& parts, CollectiveKind
     for (const size_t rank : part.ranks) {
       result.fixed = std::max(result.fixed, fixed[rank] += own.fixed);
       if (!own.crosses) continue;
+      result.link = result.rate = result.crosses ? std::min(result.link, own.link) : own.link;
       result.crosses = true;
       for (int i = 0; i < parts.interfaces[rank].count; ++i)
         of_part[parts.interfaces[rank].first + i] = own.wire;

@@ -30,6 +30,8 @@ struct ExchangeElements {
 struct ExchangeSeconds {
   double fixed = 0, wire = 0;
   bool crosses = false;  // it passes interfaces
+  // SharedFlow's; in a mesh an interface goes by the clock.
+  double rate = 1, link = 1;
 };
 
 // What the holders of a layer exchange where one of them has a TensorGroup.

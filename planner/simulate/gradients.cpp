@@ -299,7 +299,7 @@ void FinishStep::exchange_all() {
     for (SharedFlow& flow : flows_)
       for (size_t h = 0; h < flow.count; ++h)
         flow.earliest = std::max(flow.earliest, state_.stream_free[static_cast<size_t>(flow.streams[h])]);
-    state_.sharing.run(flows_, state_.stream_free.size(), static_cast<size_t>(state_.interfaces));
+    state_.sharing.run(flows_, state_.stream_free.size(), state_.capacity);
     order_ended_ = state_.sharing.ended();
   } else {
     for (size_t f = 0; f < flows_.size(); ++f) {
@@ -399,7 +399,7 @@ void FinishStep::exchange(size_t number, int layer, const ExchangeElements& elem
                             elements.whole * parameter_bytes);
   }
   flows_.push_back({earliest, seconds.fixed, seconds.wire, segment.streams.data(), segment.streams.size(),
-                    seconds.crosses ? &segment.interfaces : &kNone, 0, 0});
+                    seconds.crosses ? &segment.interfaces : &kNone, seconds.rate, seconds.link, 0, 0});
   exchanged_.push_back({number, layer});
   kind_ = kind;
 }

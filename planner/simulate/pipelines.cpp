@@ -108,46 +108,111 @@ void SimulatorState::try_start(size_t c, size_t worker, double now) {
   push(now + seconds, Pending::What::done, static_cast<int>(c), static_cast<int>(worker));
 }
 
-double SimulatorState::occupy(const Interfaces& out, const Interfaces& in, double now, double busy) {
-  double start = now;
-  for (int i = 0; i < out.count; ++i) start = std::max(start, out_free[static_cast<size_t>(out.first + i)]);
-  for (int i = 0; i < in.count; ++i) start = std::max(start, in_free[static_cast<size_t>(in.first + i)]);
-  const double end = start + busy / std::min(out.count, in.count);
-  for (int i = 0; i < out.count; ++i) out_free[static_cast<size_t>(out.first + i)] = end;
-  for (int i = 0; i < in.count; ++i) in_free[static_cast<size_t>(in.first + i)] = end;
-  return start;
+std::vector<Ports::Use> SimulatorState::uses_of(const Interfaces& out, const Interfaces& in,
+                                                double bytes_per_second) {
+  constexpr double kSame = 1 - 1e-9;
+  std::vector<Ports::Use> uses;
+  for (const bool receives : {false, true}) {
+    const Interfaces& own = receives ? in : out;
+    for (int i = own.first; i < own.first + own.count; ++i) {
+      const int port = 2 * i + receives;
+      const double most = costs.mesh ? bytes_per_second : capacity[static_cast<size_t>(i)];
+      uses.push_back({port, 1 / (own.count * most)});
+      if (bytes_per_second > most * kSame) continue;
+      const int fresh = 2 * interfaces + static_cast<int>(link_resources.size());
+      const int link = link_resources.emplace(std::pair(port, bytes_per_second), fresh).first->second;
+      uses.push_back({link, 1 / (own.count * bytes_per_second)});
+      ports.grow(static_cast<size_t>(link) + 1);
+    }
+  }
+  return uses;
+}
+
+void SimulatorState::push_changes() {
+  for (const Ports::Change& change : ports.changes())
+    push(change.end, Pending::What::sent, change.lane, change.version);
+  ports.forget_changes();
+}
+
+void SimulatorState::carry(size_t c, size_t from, size_t to, int item, double now) {
+  const PipelineState& pipeline = classes[c];
+  const size_t edge = std::min(from, to);
+  int& number = lane_of[2 * (static_cast<size_t>(lane_base[c]) + edge) + (to < from)];
+  if (number < 0) {
+    const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
+    const Hop* hop = pipeline.hops.empty() ? nullptr : &pipeline.hops[2 * edge + (to < from)];
+    const Interfaces& out = hop != nullptr ? hop->out : pipeline.interfaces[from];
+    const Interfaces& in = hop != nullptr ? hop->in : pipeline.interfaces[to];
+    const Link& link = hop != nullptr ? hop->link : costs.link(stages[from].node, stages[to].node);
+    const double bytes =
+        hop != nullptr ? hop->bytes
+                       : costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
+    number = ports.add_lane(
+        uses_of(out, in, link.bytes_per_second),
+        {pipeline.microbatches, out.first, in.first, static_cast<int>(edge), static_cast<int>(lanes.size())});
+    lanes.push_back({c, from, to, bytes * pipeline.crowd[edge], link.latency_seconds, {}, 0});
+  }
+  TransferLane& lane = lanes[static_cast<size_t>(number)];
+  lane.messages.push_back({item, now});
+  if (ports.is_busy(number)) return;
+  ports.begin(number, now, lane.bytes, now);
+  push_changes();
+}
+
+std::optional<Delivered> SimulatorState::deliver(const Pending& pending) {
+  const int number = pending.pipeline;
+  if (pending.stage != ports.version(number)) return std::nullopt;
+  TransferLane& lane = lanes[static_cast<size_t>(number)];
+  const TransferLane::Message message = lane.messages[lane.next++];
+  const Delivered delivered{lane.pipeline,
+                            lane.from,
+                            lane.to,
+                            message.item,
+                            message.came,
+                            ports.started(number),
+                            pending.time + lane.latency};
+  if (lane.next < lane.messages.size())
+    ports.follow(number, lane.messages[lane.next].came, lane.bytes, pending.time);
+  else
+    ports.end(number, pending.time);
+  push_changes();
+  return delivered;
 }
 
 void SimulatorState::send(size_t c, size_t from, size_t to, double now) {
   PipelineState& pipeline = classes[c];
-  const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
   const bool forward = to > from;
   const size_t edge = std::min(from, to);
-  const int border = stages[edge].first + stages[edge].layers - 1;
-  const double bytes = costs.boundary[static_cast<size_t>(border)];
-  const auto what = forward ? Pending::What::forward_arrives : Pending::What::backward_arrives;
+  const int item = (forward ? pipeline.stages[from].forwards : pipeline.stages[from].backwards) - 1;
   const Hop* hop = pipeline.hops.empty() ? nullptr : &pipeline.hops[2 * edge + (forward ? 0 : 1)];
   const bool crosses = hop != nullptr ? hop->crosses : pipeline.hosts[from] != pipeline.hosts[to];
-  double start = now, end = now;
-  if (options.transfers && !crosses) {
-    end = now + hop_seconds(pipeline, from, to);
-  } else if (options.transfers) {
-    const Link& link = hop != nullptr ? hop->link : costs.link(stages[from].node, stages[to].node);
-    const double busy = (hop != nullptr ? hop->bytes : bytes) * pipeline.crowd[edge] / link.bytes_per_second;
-    start = hop != nullptr ? occupy(hop->out, hop->in, now, busy)
-                           : occupy(pipeline.interfaces[from], pipeline.interfaces[to], now, busy);
-    end = out_free[static_cast<size_t>((hop != nullptr ? hop->out : pipeline.interfaces[from]).first)] +
-          link.latency_seconds;
-    if (hop != nullptr)
-      end = std::max(end, now + hop->inside_seconds) + hop->gather_seconds;
-    else
-      end += gather_seconds(stages[to].node, bytes, costs.tensor);
-  }
+  if (options.transfers && crosses)
+    carry(c, from, to, item, now);
+  else
+    arrive({c, from, to, item, now, now, options.transfers ? now + hop_seconds(pipeline, from, to) : now});
+}
+
+void SimulatorState::arrive(const Delivered& delivered) {
+  const auto& [c, from, to, item, came, start, end] = delivered;
   if (options.events)
-    events.push_back({SimEvent::Kind::send, pipeline.source, static_cast<int>(from),
-                      (forward ? pipeline.stages[from].forwards : pipeline.stages[from].backwards) - 1, start,
-                      end});
-  push(end, what, static_cast<int>(c), static_cast<int>(to));
+    events.push_back({SimEvent::Kind::send, classes[c].source, static_cast<int>(from), item, start, end});
+  push(end, to > from ? Pending::What::forward_arrives : Pending::What::backward_arrives, static_cast<int>(c),
+       static_cast<int>(to));
+}
+
+// With what stays inside hosts, beside it and after it.
+Delivered SimulatorState::gathered(Delivered delivered) const {
+  const PipelineState& pipeline = classes[delivered.pipeline];
+  const size_t edge = std::min(delivered.from, delivered.to);
+  if (!pipeline.hops.empty()) {
+    const Hop& hop = pipeline.hops[2 * edge + (delivered.to < delivered.from)];
+    delivered.end = std::max(delivered.end, delivered.came + hop.inside_seconds) + hop.gather_seconds;
+    return delivered;
+  }
+  const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
+  const double bytes = costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
+  delivered.end += gather_seconds(stages[delivered.to].node, bytes, costs.tensor);
+  return delivered;
 }
 
 void SimulatorState::finish(size_t c, const Pending& pending) {
@@ -183,6 +248,10 @@ void SimulatorState::run_pipelines() {
     const auto c = static_cast<size_t>(pending.pipeline);
     if (pending.what == Pending::What::done) {
       finish(c, pending);
+      continue;
+    }
+    if (pending.what == Pending::What::sent) {
+      if (const auto delivered = deliver(pending)) arrive(gathered(*delivered));
       continue;
     }
     StageState& stage = classes[c].stages[static_cast<size_t>(pending.stage)];

@@ -36,8 +36,9 @@ RingSeconds ring_seconds(CollectiveKind kind, const RingGroup& group, int commun
         of_inside(2 * bytes), of_between((group.hosts == 2 ? 1 : 2) * all)};
     if (tree.seconds() < ring.seconds()) best = tree;
   }
-  if (group.hosts == 1) return {best.seconds(), 0};
-  return {best.latency, std::max(best.inside, best.between)};
+  if (group.hosts == 1) return {best.seconds(), 0, 1};
+  const double wire = std::max(best.inside, best.between);
+  return {best.latency, wire, wire > 0 ? best.between / wire : 1};
 }
 
 }  // namespace het::planner

@@ -36,9 +36,10 @@ struct RingGroup {
   Link mesh;
 };
 
-// Seconds before bytes pass interfaces, and while they do. Within one host nothing does.
+// Seconds before bytes pass interfaces, and while they do; and of the slowest link's bandwidth what is used
+// then, which inside links may hold up. Within one host nothing passes interfaces.
 struct RingSeconds {
-  double fixed = 0, wire = 0;
+  double fixed = 0, wire = 0, used = 1;
 };
 
 // `communicators` of a group at once, each with a tensor of `bytes`.

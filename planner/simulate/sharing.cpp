@@ -15,53 +15,90 @@ bool Sharing::is_next(const SharedFlow& flow, size_t index) const {
   });
 }
 
-// Progressive filling: the interface with the least room for each of its flows sets their pace, and so on.
+void Sharing::find_resources(const std::vector<SharedFlow>& flows, const std::vector<double>& capacity) {
+  constexpr double kSame = 1 - 1e-9;
+  capacity_ = capacity;
+  resources_.clear();
+  resources_of_.clear();
+  std::map<std::pair<int, double>, int> links;
+  for (const SharedFlow& flow : flows) {
+    const auto [entry, fresh] = resources_.try_emplace({flow.interfaces, flow.link});
+    resources_of_.push_back(&entry->second);
+    if (!fresh) continue;
+    for (const int interface : *flow.interfaces) {
+      entry->second.push_back(interface);
+      if (flow.link > capacity[static_cast<size_t>(interface)] * kSame) continue;
+      const auto [link, is_new] =
+          links.try_emplace({interface, flow.link}, static_cast<int>(capacity_.size()));
+      if (is_new) capacity_.push_back(flow.link);
+      entry->second.push_back(link->second);
+    }
+  }
+  room_.resize(capacity_.size());
+  users_.assign(capacity_.size(), 0);
+  used_.clear();
+}
+
+// Progressive filling: the flow, or the interface with the least room for each of its flows, that bounds
+// their rates first sets these, and so on.
 void Sharing::find_paces(const std::vector<SharedFlow>& flows) {
-  for (const int interface : used_) users_[static_cast<size_t>(interface)] = 0;
+  for (const int resource : used_) users_[static_cast<size_t>(resource)] = 0;
   used_.clear();
   size_t open = 0;
   for (Active& each : active_) {
-    const auto& interfaces = *flows[each.flow].interfaces;
-    each.pace = each.fixed > 0 || interfaces.empty() ? 1 : 0;
-    if (each.pace > 0) continue;
+    each.is_open = each.fixed <= 0 && !flows[each.flow].interfaces->empty();
+    each.pace = each.is_open ? 0 : 1;
+    if (!each.is_open) continue;
     ++open;
-    for (const int interface : interfaces) {
-      const auto i = static_cast<size_t>(interface);
+    for (const int resource : *resources_of_[each.flow]) {
+      const auto i = static_cast<size_t>(resource);
       if (users_[i]++ > 0) continue;
-      room_[i] = 1;
-      used_.push_back(interface);
+      room_[i] = capacity_[i];
+      used_.push_back(resource);
     }
   }
   while (open > 0) {
     double least = std::numeric_limits<double>::infinity();
-    size_t tightest = 0;
-    for (const int interface : used_) {
-      const auto i = static_cast<size_t>(interface);
-      if (users_[i] == 0 || room_[i] / users_[i] >= least) continue;
-      least = room_[i] / users_[i];
-      tightest = i;
+    for (const int resource : used_) {
+      const auto i = static_cast<size_t>(resource);
+      if (users_[i] > 0) least = std::min(least, room_[i] / users_[i]);
+    }
+    double slowest = std::numeric_limits<double>::infinity();
+    for (const Active& each : active_)
+      if (each.is_open) slowest = std::min(slowest, flows[each.flow].rate);
+    const double level = std::min(least, slowest);
+    // Those that reach their own rate; else all on the tightest.
+    constexpr double kSame = 1 + 1e-12;
+    tight_.clear();
+    for (const int resource : used_) {
+      const auto i = static_cast<size_t>(resource);
+      if (users_[i] > 0 && room_[i] / users_[i] <= level * kSame) tight_.push_back(resource);
     }
     for (Active& each : active_) {
-      const auto& interfaces = *flows[each.flow].interfaces;
-      if (each.pace > 0 ||
-          std::find(interfaces.begin(), interfaces.end(), static_cast<int>(tightest)) == interfaces.end())
-        continue;
-      each.pace = least;
+      if (!each.is_open) continue;
+      const SharedFlow& flow = flows[each.flow];
+      const std::vector<int>& own = *resources_of_[each.flow];
+      const bool is_bound =
+          flow.rate <= level * kSame || std::any_of(own.begin(), own.end(), [&](int resource) {
+            return std::find(tight_.begin(), tight_.end(), resource) != tight_.end();
+          });
+      if (!is_bound) continue;
+      each.is_open = false;
+      each.pace = std::min(1.0, level / flow.rate);
       --open;
-      for (const int interface : interfaces) {
-        room_[static_cast<size_t>(interface)] -= least;
-        --users_[static_cast<size_t>(interface)];
+      for (const int resource : own) {
+        room_[static_cast<size_t>(resource)] = std::max(0.0, room_[static_cast<size_t>(resource)] - level);
+        --users_[static_cast<size_t>(resource)];
       }
     }
   }
 }
 
-void Sharing::run(std::vector<SharedFlow>& flows, size_t streams, size_t interfaces) {
+void Sharing::run(std::vector<SharedFlow>& flows, size_t streams, const std::vector<double>& capacity) {
+  find_resources(flows, capacity);
   queues_.resize(std::max(queues_.size(), streams));
   for (size_t s = 0; s < streams; ++s) queues_[s].clear();
   heads_.assign(streams, 0);
-  room_.resize(std::max(room_.size(), interfaces));
-  users_.resize(room_.size(), 0);
   waiting_.clear();
   active_.clear();
   ended_.clear();
@@ -79,7 +116,7 @@ void Sharing::run(std::vector<SharedFlow>& flows, size_t streams, size_t interfa
         return false;
       }
       flows[f].start = now;
-      active_.push_back({f, flows[f].fixed, flows[f].wire, 0});
+      active_.push_back({f, flows[f].fixed, flows[f].wire, 0, false});
       return true;
     });
     find_paces(flows);

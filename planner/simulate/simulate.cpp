@@ -32,8 +32,6 @@ void SimulatorState::prepare(const PlanLayout& given, const SimulateOptions& wit
   heap.clear();
   events.clear();
   sequence = 0;
-  out_free.assign(static_cast<size_t>(interfaces), 0);
-  in_free.assign(static_cast<size_t>(interfaces), 0);
   stage_base.clear();
   int stages = 0;
   for (const PipelineLayout& pipeline : given.pipelines) {
@@ -213,6 +211,15 @@ void SimulatorState::classify() {
       }
   }
   classes.resize(used);
+  lanes.clear();
+  lane_base.clear();
+  int edges = 0;
+  for (const PipelineState& each : classes) {
+    lane_base.push_back(edges);
+    edges += static_cast<int>(each.stages.size());
+  }
+  lane_of.assign(static_cast<size_t>(2 * edges), -1);
+  ports.reset(static_cast<size_t>(2 * interfaces) + link_resources.size());
 }
 
 void SimulatorState::fill(PipelineState& state, size_t source) {

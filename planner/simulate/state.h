@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "planner/simulate/ports.h"
 #include "planner/simulate/sharing.h"
 #include "planner/simulate/simulate.h"
 
@@ -23,8 +25,8 @@ struct Op {
 struct Pending {
   double time = 0;
   uint32_t sequence = 0;
-  enum class What : uint8_t { done, forward_arrives, backward_arrives } what = What::done;
-  int pipeline = 0, stage = 0;
+  enum class What : uint8_t { done, forward_arrives, backward_arrives, sent } what = What::done;
+  int pipeline = 0, stage = 0;  // sent: the lane and its version
 };
 
 struct Later {
@@ -111,6 +113,24 @@ struct PipelineState {
   std::vector<Hop> hops;  // [2 * edge + backward]; empty: no stage has a separate group
 };
 
+// Boundaries that go from one stage to its neighbour over interfaces, in order.
+struct TransferLane {
+  size_t pipeline = 0, from = 0, to = 0;  // a class and its stages
+  double bytes = 0, latency = 0;          // of each
+  struct Message {
+    int item = 0;
+    double came = 0;
+  };
+  std::vector<Message> messages;
+  size_t next = 0;
+};
+// One of them, when its bytes and its latency have passed.
+struct Delivered {
+  size_t pipeline = 0, from = 0, to = 0;
+  int item = 0;
+  double came = 0, start = 0, end = 0;
+};
+
 void order_interleaved(PipelineState& pipeline, int chunks);
 
 struct SimulatorState {
@@ -135,7 +155,14 @@ struct SimulatorState {
   std::vector<int> class_of;  // of each pipeline of the layout
   std::vector<Pending> heap;
   uint32_t sequence = 0;
-  std::vector<double> out_free, in_free;  // by interface
+  // By interface: the most that one of its links carries; a byte for all where interfaces go by the clock (in
+  // a mesh, as shaped links do): a link then takes an interface as long as its bytes take.
+  std::vector<double> capacity;
+  Ports ports;
+  std::map<std::pair<int, double>, int> link_resources;  // of a port's direction and a link that fills less
+  std::vector<TransferLane> lanes;
+  std::vector<int> lane_of;  // [2 * (lane_base of a class + edge) + backward]; -1: not used yet
+  std::vector<int> lane_base;
   std::vector<int> out_users;
   // Of stages by at(): the interfaces of their devices; of stages with a TensorGroup those of each place.
   std::vector<Interfaces> stage_interfaces;
@@ -177,6 +204,14 @@ struct SimulatorState {
     }
     for (auto* by_host : {&host_stamp, &host_count, &host_lanes})
       by_host->assign(static_cast<size_t>(hosts), 0);
+    for (size_t n = 0; n < node_interfaces.size(); ++n) {
+      double most = 0;
+      for (size_t m = 0; m < node_interfaces.size(); ++m)
+        most = std::max(most, costs.link(static_cast<int>(n), static_cast<int>(m)).bytes_per_second);
+      capacity.insert(capacity.end(),
+                      cluster.nodes[n].hosts.size() * static_cast<size_t>(node_interfaces[n].of_host),
+                      costs.mesh ? 1 : most);
+    }
     interface_stamp.assign(static_cast<size_t>(interfaces), 0);
     interface_load.assign(static_cast<size_t>(interfaces), 0);
   }
@@ -256,9 +291,14 @@ struct SimulatorState {
   bool next_op(const PipelineState& pipeline, size_t worker, Op& op) const;
   void try_start(size_t c, size_t worker, double now);
   void finish(size_t c, const Pending& pending);
-  // A transfer of `busy` seconds over one interface takes those of both ends when all are free, from `now`
-  // on; returns when it starts. out_free of the first is then when it ends.
-  double occupy(const Interfaces& out, const Interfaces& in, double now, double busy);
+  std::vector<Ports::Use> uses_of(const Interfaces& out, const Interfaces& in, double bytes_per_second);
+  // A boundary that crosses hosts comes to the interfaces; `sent` is pending then, of which deliver() returns
+  // what has arrived, if it is not stale.
+  void carry(size_t c, size_t from, size_t to, int item, double now);
+  std::optional<Delivered> deliver(const Pending& pending);
+  void push_changes();
+  void arrive(const Delivered& delivered);
+  Delivered gathered(Delivered delivered) const;
   void send(size_t c, size_t from, size_t to, double now);
   void run_pipelines();
   void run_blocking();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
+#include <utility>
 
 #include "planner/profile/profile.h"
 #include "planner/simulate/ring.h"
@@ -18,6 +19,7 @@ struct Flows {
   std::vector<std::vector<int>> interfaces;
   std::vector<std::vector<int>> streams;
   std::vector<SharedFlow> flows;
+  std::vector<double> capacity = std::vector<double>(8, 1);
 
   Flows(std::vector<std::vector<int>> of, const std::vector<double>& wire) : interfaces(std::move(of)) {
     for (size_t f = 0; f < wire.size(); ++f) streams.push_back({static_cast<int>(f)});
@@ -31,14 +33,14 @@ struct Flows {
     }
   }
   std::vector<double> ends() {
-    Sharing().run(flows, 8, 8);
+    Sharing().run(flows, 8, capacity);
     std::vector<double> ends;
     for (const SharedFlow& flow : flows) ends.push_back(flow.end);
     return ends;
   }
 };
 
-void check_ends(Flows flows, const std::vector<double>& expected) {
+void check_ends(Flows&& flows, const std::vector<double>& expected) {
   const std::vector<double> ends = flows.ends();
   for (size_t f = 0; f < expected.size(); ++f) {
     INFO(f);
@@ -62,6 +64,22 @@ TEST_CASE("flows in a chain of interfaces all go at half pace, not one after the
 TEST_CASE("paces are max-min fair") {
   // Interface 1 has three flows; what its third leaves of interface 0 goes to the first flow.
   check_ends({{{0}, {0, 1}, {1}, {1}}, {2, 1, 1, 1}}, {3, 3, 3, 3});
+}
+
+TEST_CASE("a flow that cannot fill an interface leaves the rest to others") {
+  // The first flow's link carries a tenth of interface 0; the second takes nine tenths.
+  Flows flows({{0, 1}, {0, 2}}, {2, 0.9});
+  flows.flows[0].rate = flows.flows[0].link = 0.1;
+  check_ends(std::move(flows), {2, 1});
+  // Two of such links are shared by four flows; those of other links go on.
+  Flows more({{0}, {0}, {0}, {0}, {0}}, {1, 1, 2, 2, 0.6});
+  for (size_t f = 0; f < 4; ++f) more.flows[f].rate = more.flows[f].link = f < 2 ? 0.1 : 0.3;
+  check_ends(std::move(more), {2, 2, 4, 4, 1});
+  // One of a quarter of the interface beside two that could fill it: 0.25, then 0.375 each. Then those
+  // halves.
+  Flows three({{0}, {0}, {0}}, {1, 0.375, 0.375});
+  three.flows[0].rate = three.flows[0].link = 0.25;
+  check_ends(std::move(three), {1, 1, 1});
 }
 
 TEST_CASE("a flow starts when it may and all its streams are free, and latencies take no interface") {

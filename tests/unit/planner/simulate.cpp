@@ -1,6 +1,8 @@
 #include "planner/simulate/simulate.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <random>
 
 #include "core/base/error.h"
 #include "core/comm/steps.h"
@@ -238,6 +240,70 @@ TEST_CASE("pipelines that leave a host together share its port") {
   const double even = bench.run(layout, merge).pipeline_seconds;
   CHECK(even >= both.pipeline_seconds);
   CHECK(even < 1.3 * both.pipeline_seconds);
+}
+
+TEST_CASE("a transfer that cannot fill a port leaves the rest to others") {
+  // a and b are joined by 1e9 bytes per second, c by 1e7: its pipeline takes a hundredth of a's port.
+  Bench bench({plain_machine("a", "unit", 2), plain_machine("b", "unit", 1), plain_machine("c", "unit", 1)},
+              2, {0, 1e7});
+  bench.cluster.nodes[0].zone = bench.cluster.nodes[1].zone = "near";
+  bench.cluster.zone_links = {{"near", "near", {0, 1e9}}};
+  const PipelineLayout fast{32, {{0, 0, 0, 1}, {1, 0, 1, 1}}}, slow{8, {{0, 0, 0, 1}, {2, 0, 1, 1}}};
+  PlanLayout layout;
+  const auto seconds = [&](std::vector<PipelineLayout> pipelines) {
+    layout.pipelines = std::move(pipelines);
+    return bench.run(layout).pipeline_seconds;
+  };
+  const double one = seconds({fast}), other = seconds({slow});
+  for (const bool slow_first : {false, true})
+    CHECK(seconds(slow_first ? std::vector{slow, fast} : std::vector{fast, slow}) ==
+          Approx(std::max(one, other)).epsilon(0.01));
+  // So do gradients: of a's two exchanges, one is held up by c's link alone.
+  bench.model = plain_model(2, 1e7, 1);
+  bench.cluster.between.bytes_per_second = 1e8;
+  layout.pipelines = {{1, {{0, 0, 0, 1}, {0, 0, 1, 1}}}, {1, {{1, 0, 0, 1}, {2, 0, 1, 1}}}};
+  for (const double bandwidth : {2e8, 4e8, 1e10}) {
+    bench.cluster.zone_links[0].link.bytes_per_second = bandwidth;
+    SimulateOptions options;
+    options.events = true;
+    const Simulation both = bench.run(layout, options);
+    const auto last = std::find_if(both.events.begin(), both.events.end(), [](const SimEvent& event) {
+      return event.kind == SimEvent::Kind::reduce && event.item == 1;
+    });
+    REQUIRE(last != both.events.end());
+    CHECK(last->end - last->start == Approx(1e7 * bench.model.gradient_bytes / 1e8));
+  }
+}
+
+TEST_CASE("the order of pipelines in a plan changes nothing") {
+  // A chain of hosts: each port has two flows, and transfers that wait for one end hold none of the other.
+  constexpr int kPipelines = 8;
+  Bench bench({plain_machine("h", "unit", 2, kPipelines + 1)}, 2, {0, 1e7});
+  for (const int microbatches : {1, 2, 4, 16})
+    for (const bool blocking : {false, true}) {
+      std::vector<PipelineLayout> chain;
+      for (int p = 0; p < kPipelines; ++p) {
+        const int from = p + p % 2, to = p + 1 - p % 2;
+        chain.push_back({microbatches, {{0, from, 0, 1}, {0, to, 1, 1}}});
+      }
+      SimulateOptions options;
+      options.runtime.blocking = blocking;
+      std::mt19937 random(7);
+      double known = 0;
+      for (int trial = 0; trial < 6; ++trial) {
+        PlanLayout layout;
+        layout.pipelines = chain;
+        const double seconds = bench.run(layout, options).pipeline_seconds;
+        if (known == 0) known = seconds;
+        CAPTURE(microbatches, blocking, trial);
+        CHECK(seconds == Approx(known).epsilon(1e-9));
+        std::shuffle(chain.begin(), chain.end(), random);
+      }
+      // In one direction at a time a port carries two flows of 1e5 bytes at 1e7 per second. One micro-batch
+      // crosses forth, and back, in two rounds.
+      if (microbatches == 1) CHECK(known == Approx(4 * 1e-2 + 2 * 3 * kLayer).epsilon(1e-6));
+      CHECK(known >= 2 * microbatches * 1e-2);
+    }
 }
 
 TEST_CASE("a host with several interfaces divides them among its devices") {
