@@ -56,22 +56,33 @@ class Ports {
   struct Lane {
     std::vector<Use> uses;
     LaneOrder order;
-    bool busy = false;
-    int64_t came = 0;  // picoseconds: times that differ by rounding are the same
+    bool busy = false, is_known = false;  // it has a transfer; of which the rate is known
+    int64_t came = 0;                     // picoseconds: times that differ by rounding are the same
     double left = 0, rate = 0, since = 0, started = -1;
     int version = 0, stamp = 0;
   };
   bool is_before(const Lane& a, const Lane& b) const {
     return a.came != b.came ? a.came < b.came : a.order.key() < b.order.key();
   }
+  bool comes_later(int a, int b) const {
+    return is_before(lanes_[static_cast<size_t>(b)], lanes_[static_cast<size_t>(a)]);
+  }
   void put(int lane, double came, double bytes, double now);
-  void share(int lane, double now);
-  void set_rate(Lane& lane, int number, double rate, double now);
+  void insert(int lane);
+  void erase(int lane);
+  void find(int lane);
+  void find_later(const Lane& lane);
+  double rate_of(int lane) const;
+  bool set_rate(Lane& lane, int number, double rate, double now);
+  void share(double now);
 
   std::vector<Lane> lanes_;
-  std::vector<std::vector<int>> busy_;  // by resource: lanes with a transfer
-  std::vector<double> room_;            // by resource
-  std::vector<int> found_;
+  struct Taker {
+    int lane = 0;
+    double weight = 0;
+  };
+  std::vector<std::vector<Taker>> busy_;  // by resource: lanes with a transfer, in their order
+  std::vector<int> found_;                // a heap, the first in order on top
   std::vector<Change> changes_;
   int stamp_ = 0;
 };
