@@ -469,7 +469,7 @@ int simulate_programs_of(lua_State* L) {
     result["text"] = *as_string(result["text"]) + planner::to_text(spread);
   }
   if (events) result["events"] = json_of(time.events, ranks, graph);
-  if (over > 0) result["over_bytes"] = over;
+  if (over > 0) add_lack(result, over);
   push_json(L, result);
   return 1;
 }

@@ -348,7 +348,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
       });
   answer["link_spread"] = spread_json(spread);
   answer["text"] = *as_string(answer["text"]) + planner::to_text(spread);
-  if (!planned.best.simulation.fits) answer["over_bytes"] = planned.best.simulation.over_bytes;
+  if (!planned.best.simulation.fits) add_lack(answer, planned.best.simulation.over_bytes);
   push_json(L, answer);
   return 1;
 }

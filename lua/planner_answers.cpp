@@ -1,4 +1,7 @@
 // What the planner finds, as pages, scripts and Lua have it.
+#include <fmt/format.h>
+
+#include "core/base/units.h"
 #include "lua/planning.h"
 #include "planner/explain.h"
 #include "planner/fallback.h"
@@ -36,6 +39,13 @@ Json parts_json(const planner::StepParts& parts) {
   Json answer = Json::object_t{};
   for (const planner::StepPart& part : planner::step_parts()) answer[part.name] = parts.*part.seconds;
   return answer;
+}
+
+void add_lack(Json& answer, double bytes) {
+  answer["feasible"] = false;
+  answer["problems"] =
+      Json::array_t{fmt::format("the plan does not fit: a device lacks {}", show_bytes(bytes))};
+  answer["over_bytes"] = bytes;
 }
 
 Json spread_json(const planner::LinkSpread& spread) {

@@ -186,6 +186,8 @@ void add_binding(const Request& request, const Planned& planned, const std::vect
       report.binds.emplace_back("memory");
       break;
     }
+  report.over_bytes = std::max(0.0, planned.best.simulation.over_bytes);
+  if (report.over_bytes > 0) report.binds.insert(report.binds.begin(), "memory");
 }
 
 }  // namespace
@@ -350,6 +352,10 @@ std::string binding_text(const PlanReport& report) {
   std::string binds, helps;
   for (const std::string_view name : report.binds) {
     binds += binds.empty() ? "" : ", ";
+    if (name == "memory" && report.over_bytes > 0) {
+      binds += fmt::format("memory (a device lacks {})", show_bytes(report.over_bytes));
+      continue;
+    }
     if (name == "memory") {
       const auto what = std::find_if(report.helps.begin(), report.helps.end(),
                                      [](const WhatIf& each) { return each.lacks_bytes > 0; });
@@ -401,8 +407,12 @@ std::string to_text(const PlanReport& report) {
         "stages divide layers differently: gradients are exchanged in up to {} pieces a layer, packing them "
         "takes {}\n",
         report.pieces, show_seconds(report.packing_seconds));
-  text += fmt::format("no plan takes less than {}: this one is {:.1f} % above\n",
-                      show_seconds(report.lower_bound_seconds), 100 * report.gap);
+  if (report.objective == Objective::time)
+    text += fmt::format("no plan takes less than {}: this one is {:.1f} % above\n",
+                        show_seconds(report.lower_bound_seconds), 100 * report.gap);
+  else
+    text += fmt::format("no plan takes less than {} a step; this one is chosen for its {}\n",
+                        show_seconds(report.lower_bound_seconds), name_of(report.objective));
   if (report.price_per_hour > 0)
     text += fmt::format("{:.2f} an hour, {:.2f} for a billion {}\n", report.price_per_hour,
                         report.price_per_billion_tokens, report.unit);

@@ -73,6 +73,7 @@ struct PlanReport {
   int links_measured = 0, links_stated = 0, links_assumed = 0;
   std::vector<LinkReport> links;  // of pairs of zones that have their own; the others have Cluster::between
   std::optional<Replanned> moved;
+  double over_bytes = 0;  // most that a device lacks
   Objective objective = Objective::time;
 };
 

@@ -111,6 +111,14 @@ double collective_seconds(CollectiveKind kind, bool mesh, const Link& link, int 
 
 namespace {
 
+// Whether a pass of `flops` a sample multiplies a kind's parameters. A table of which rows are read does not,
+// nor a pass whose work another one does; of layers of experts a token multiplies a part. A product has two
+// operations for each parameter and token.
+bool multiplies(const Model& model, const LayerKind& kind, double flops) {
+  constexpr double kLeastPart = 0.01;
+  return flops > 0 && flops >= kLeastPart * 2 * kind.parameters * model.tokens;
+}
+
 // The roofline without all-reduces of the tensor-parallel group.
 LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& model, const LayerKind& kind,
                              int tensor, int microbatch) {
@@ -120,7 +128,8 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
   const double rate = peak * type.efficiency, samples = static_cast<double>(microbatch) / tensor;
   const double weights = kind.parameters * model.weight_bytes / tensor;
   const auto pass = [&](double flops, double bytes) {
-    return std::max(flops * samples / rate, (bytes * samples + weights) / type.memory_bytes_per_second) +
+    const double read = multiplies(model, kind, flops) ? weights : 0;
+    return std::max(flops * samples / rate, (bytes * samples + read) / type.memory_bytes_per_second) +
            kLaunchSeconds;
   };
   LayerSeconds seconds;
@@ -247,7 +256,7 @@ std::vector<std::string> calibrating_kinds(const Profile& profile, const Model& 
                                            std::string_view type) {
   std::vector<std::string> names;
   for (const LayerKind& kind : model.kinds)
-    if (kind.forward_flops > 0 &&
+    if (multiplies(model, kind, kind.forward_flops) &&
         std::any_of(profile.points.begin(), profile.points.end(),
                     [&](const ProfilePoint& point) { return point.kind == kind.name && point.type == type; }))
       names.push_back(kind.name);

@@ -30,9 +30,9 @@ return het.train { data = corpus, batch = 96, steps = 1, precision = "bf16", opt
             return self.json_of('plan', 'large.lua', '--cluster=cluster.lua', '--without=sharding_programs')['report']
         three, two = plan('a', 'b', 'c'), plan('b', 'c')
         self.assertEqual(len({device['device'] for device in three['devices']}), 12)
-        # 8 / 12 of the work for a device; of two machines' step 4.7 % is exchange and update, of three machines' 14 % are
-        # bubbles and transfers: 8 / 12 x 0.953 / 0.86 = 0.74, and one layer in 26 more on the slowest: 5 x 12 / 2 / 26.
-        self.assertLess(three['step_seconds'], 0.74 * 5 * 12 / 2 / 26 * two['step_seconds'])
+        # 8 / 12 of the work for a device. Of two machines' step 4.7 % is exchange and update; of three machines' 14 % are bubbles and
+        # what stages differ by, and 1.3 % are the launches of 48 micro-batches of one: 8 / 12 x 0.953 / (0.86 x 0.987) = 0.75.
+        self.assertLess(three['step_seconds'], 0.765 * two['step_seconds'])
 
     def test_every_device_and_figure_is_told(self):
         out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua')
@@ -85,6 +85,9 @@ return het.train { data = corpus, batch = 96, steps = 1, precision = "bf16", opt
             self.assertEqual((report['price_per_hour'], report['preemptions_per_hour']), (8, 6))
             self.assertAlmostEqual(report['goodput'], 0.8 * report['tokens_per_second'])
             out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', f'--objective={objective}')
+            # The bound is of time: what is chosen for another reason is not measured by it.
+            self.assertRegex(out, r'no plan takes less than \S+ \w+' + (r': this one is [\d.]+ % above' if objective == 'time' else
+                                                                     f' a step; this one is chosen for its {objective}'))
             self.assertRegex(out, r'8\.00 an hour, .* for a billion tokens\n6 preemptions an hour leave .* tokens/s, 80\.0 %')
 
     def test_options_of_the_recipe_change_what_is_planned(self):
@@ -221,6 +224,29 @@ class Replans(Case):
         whole = self.save('old.lua', '--fallbacks=2')
         self.assertIn('lost = "a"', whole)
         self.assertEqual(self.plan('--old=old.lua', '--near=0.5')['report']['moved']['bytes'], 0)
+
+    def test_plans_choose_micro_batches_whatever_the_recipe_says(self):
+        words = (ROOT / 'recipes' / 'llama_tiny.lua', '--batch=6', '--cluster=cluster.lua')
+        self.assertIn('microbatch = 8 does not divide batch = 6', self.refused(*words[:2]))
+        answer = self.json_of('plan', *words)
+        size = answer['plan']['microbatch']
+        self.assertEqual(sum(size * pipeline['microbatches'] for pipeline in answer['plan']['pipelines']), 6)
+
+    def test_a_plan_that_lacks_memory_is_said_to_be_bound_by_it(self):
+        (self.folder / 'large.lua').write_text('''local het = require "het"
+local corpus = het.data.text { path = "text.txt", tokenizer = "byte" }
+return het.train { data = corpus, batch = 2, steps = 1, precision = "bf16", optimizer = het.optim.adamw { lr = 1e-4 },
+  model = het.nn.gpt { vocab = 50257, context = 2048, width = 4096, layers = 24, heads = 32 },
+  plan = het.plan { het.pipeline { het.stage { "t:0" } } } }''')
+        answer = self.json_of('simulate', 'large.lua', '--cluster=cluster.lua')
+        self.assertFalse(answer['feasible'])
+        self.assertGreater(answer['over_bytes'], 0)
+        self.assertRegex(answer['problems'][0], 'does not fit: a device lacks .* GiB')
+        self.assertEqual(answer['report']['binds'][0], 'memory')
+        self.assertEqual(answer['step_seconds'], answer['report']['step_seconds'])
+        out, err = self.hetrun('simulate', 'large.lua', '--cluster=cluster.lua')
+        self.assertRegex(out, r'(?m)^what binds: memory \(a device lacks [\d.]+ GiB\)')
+        self.assertIn('it does not fit: t:0 lacks', err)
 
     def test_a_run_has_its_fallbacks_and_starts_from_an_old_plan(self):
         recipe = (self.folder / 'small.lua').read_text().replace(

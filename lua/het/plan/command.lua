@@ -195,7 +195,7 @@ local function report(answer, given, title, drawn)
   end
   if native.settings.json then
     answer.events, answer.text, answer.fallbacks_text = nil, nil, nil
-    answer.step_seconds = planning.step_seconds(answer)
+    answer.step_seconds = planning.step_seconds(answer) or answer.report.step_seconds   -- of one that does not fit, too
     native.write("stdout", native.json_encode(answer) .. "\n")
   end
 end

@@ -70,6 +70,7 @@ function subcommand.recipe(program, about, words)
   if words[2] then
     errors.usage("hetrun %s: unexpected argument '%s'; options are --name=value", about.command, words[2])
   end
+  native.recipe_for = about.command   -- what is not used may be wrong
   return program.load(words[1]), 0
 end
 

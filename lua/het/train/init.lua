@@ -184,7 +184,8 @@ local function check(a, report)
     report("model", "train.model is what run:model() returned, which is for calls; het.load has a saved one to train")
   end
   check_reference(a, report)
-  if a.batch % (a.microbatch or a.batch) ~= 0 then
+  -- Plans choose the size themselves.
+  if a.batch % (a.microbatch or a.batch) ~= 0 and native.recipe_for ~= "plan" then
     report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
       a.microbatch, a.batch, suggest.divisors(a.batch, a.microbatch)))
   end

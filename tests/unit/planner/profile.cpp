@@ -119,6 +119,36 @@ TEST_CASE("of a type with one kind measured, the others are its data sheet's, sc
   CHECK(seconds(0, head, 1).source == Source::estimated);
 }
 
+TEST_CASE("a table of which rows are read multiplies nothing, whatever is added to the rows",
+          "[calibrated]") {
+  Fixture f;
+  LayerKind& embedding = f.model.kinds[0];
+  const LayerSeconds before = roofline(f.cluster, 0, f.model, embedding, 1, 4);
+  // Positions: an addition for each feature of a token.
+  embedding.forward_flops = embedding.input_flops = embedding.parameters / 1000 * f.model.tokens;
+  for (ProfilePoint& point : f.profile.points) point.kind = embedding.name;
+  CHECK(calibrating_kinds(f.profile, f.model, "A100-80").empty());
+  // No pass reads the table: it takes its launch, and the additions.
+  const DeviceType& type = f.cluster.types[0];
+  const double rate = type.flops(f.model.precision) * type.efficiency;
+  const auto takes = [&](double flops) {
+    return std::max(4 * flops / rate, 4 * embedding.forward_bytes / type.memory_bytes_per_second) +
+           kLaunchSeconds;
+  };
+  const LayerSeconds found = roofline(f.cluster, 0, f.model, embedding, 1, 4);
+  CHECK(found.forward == Approx(takes(embedding.forward_flops)));
+  CHECK(found.weight == Approx(takes(0)));
+  CHECK(before.forward == Approx(takes(0)));
+  // A head whose product runs in one pass reads its table in that pass alone.
+  LayerKind& head = f.model.kinds[2];
+  head.input_flops += head.forward_flops + head.weight_flops;
+  head.forward_flops = head.weight_flops = head.forward_bytes = 0;
+  const LayerSeconds fused = roofline(f.cluster, 0, f.model, head, 1, 4);
+  CHECK(fused.forward == Approx(kLaunchSeconds));
+  CHECK(fused.weight == Approx(kLaunchSeconds));
+  CHECK(fused.input >= head.parameters * f.model.weight_bytes / type.memory_bytes_per_second);
+}
+
 TEST_CASE("a layer that works was not measured in no time", "[calibrated]") {
   Fixture f;
   CHECK(validate(f.profile, f.model).empty());
