@@ -201,6 +201,20 @@ TypeTimes read_type_times(const std::string& path, int layers, std::vector<std::
   return json ? type_times(*json, path, layers, problems) : TypeTimes{};
 }
 
+namespace {
+
+// The first of many mistakes that are alike.
+std::vector<std::string> shortened(std::vector<std::string> mistakes, const std::string& at) {
+  constexpr size_t kShown = 3;
+  if (mistakes.size() <= kShown + 1) return mistakes;
+  const size_t more = mistakes.size() - kShown;
+  mistakes.resize(kShown);
+  mistakes.push_back(fmt::format("{}: and {} more mistakes", at, more));
+  return mistakes;
+}
+
+}  // namespace
+
 TypeTimes type_times(const Json& json, const std::string& path, int layers,
                      std::vector<std::string>& problems) {
   TypeTimes times;
@@ -218,12 +232,12 @@ TypeTimes type_times(const Json& json, const std::string& path, int layers,
                       read.number(&three[1], where + ", backward"),
                       read.number(&three[2], where + ", update")});
       });
-      if (static_cast<int>(of.size()) != layers)
+      if (mistakes.empty() && static_cast<int>(of.size()) != layers)
         read.add(fmt::format("{} has times of {} layers; the model has {}", at, of.size(), layers));
       if (mistakes.empty())
         times.tables[tensor][microbatch] = std::move(of);
       else
-        times.damaged[tensor][microbatch] = std::move(mistakes);
+        times.damaged[tensor][microbatch] = shortened(std::move(mistakes), at);
     });
   });
   return times;

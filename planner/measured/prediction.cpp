@@ -153,8 +153,13 @@ void Prediction::collect(Profiles& profiles) {
       std::vector<int> there;
       for (const auto& [microbatch, layers] : kind.times) there.push_back(microbatch);
       plan_.interpolated = true;
-      plan_.notes.push_back(fmt::format("micro-batch {} on {} is interpolated: its profile has {}",
-                                        file_.microbatch, kind.name, fmt::join(there, ", ")));
+      const bool is_between = there.front() < file_.microbatch && file_.microbatch < there.back();
+      plan_.notes.push_back(fmt::format("micro-batch {} on {} is {}: its profile has {}", file_.microbatch,
+                                        kind.name,
+                                        is_between         ? "interpolated"
+                                        : there.size() > 1 ? "extrapolated"
+                                                           : "taken in proportion",
+                                        fmt::join(there, ", ")));
     }
   }
   tell_apart();
@@ -168,6 +173,10 @@ void Prediction::collect(Profiles& profiles) {
     else if (all < replicas)
       problem(fmt::format("{}: a batch of {} is {} micro-batches of {}, fewer than its {} replicas",
                           file_.path, file_.batch, all, file_.microbatch, replicas));
+    if (file_.batch % file_.microbatch != 0)
+      plan_.notes.push_back(
+          fmt::format("a batch of {} is not whole micro-batches of {}: {} samples are counted", file_.batch,
+                      file_.microbatch, int64_t{all} * file_.microbatch));
   }
 }
 

@@ -129,13 +129,18 @@ class Measured(Case):
         self.assertIn('the same profile needs less for micro-batch 2, 60 ms for all layers',
                       self.answer()[0]['by_name']['too_quick']['reason'])
 
-    def test_an_interpolated_size_is_said_and_never_marks(self):
+    def test_a_size_that_was_not_measured_is_said_and_never_marks(self):
         self.copy('alone', 'between', lambda plan: plan.update(mbs=4, gbs=8, real=0.01))
         plan = self.answer()[0]['by_name']['between']
         self.assertTrue(plan['interpolated'])
         self.assertFalse(plan['contradicts'])
-        self.assertIn('micro-batch 4 on fast x 1 is interpolated: its profile has 1, 2', plan['notes'])
+        self.assertIn('micro-batch 4 on fast x 1 is extrapolated: its profile has 1, 2', plan['notes'])
         self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (0.054 + 2 * 0.024))
+
+    def test_a_batch_of_no_whole_micro_batches_is_said(self):
+        self.copy('alone', 'odd', lambda plan: plan.update(mbs=2, gbs=7))
+        self.assertIn('a batch of 7 is not whole micro-batches of 2: 8 samples are counted',
+                      self.answer()[0]['by_name']['odd']['notes'])
 
     def test_groups_that_differ_only_in_their_machines_are_distinguished(self):
         self.copy('alone', 'zones', lambda plan: plan.update(mbs=4, gbs=8) or plan['pipeline_list'][0].update(
