@@ -25,8 +25,8 @@ using Devices = std::vector<int>;  // of the group, by number
 constexpr int kMostStages = 4;
 constexpr int kMostDevices = 64;
 constexpr size_t kMostMeshes = 2;  // that are simulated
-// Meshes are tried, which takes seconds, where a program along one axis takes at most so much longer than the
-// rival.
+// Meshes and single stages are tried, which takes seconds, where what was found takes at most so much longer
+// than the rival.
 constexpr double kNearRival = 1.3;
 // Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
 constexpr double kMostInstructions = 2e6;
