@@ -117,6 +117,7 @@ local function begin_hap(run, cluster, given)
     return native.synthesise(run:graph_for_search(microbatch), { cluster = cluster, microbatch = microbatch,
       microbatches = batch / microbatch, baselines = given.compare ~= false, gains = given.gains, check = given.check })
   end
+  given.phase = "sharding programs are searched and simulated"
   local planned, best, smallest = begin(), nil, nil
   local function gains(answer)
     if not best or answer.feasible ~= best.feasible then return not best or answer.feasible end
@@ -245,8 +246,8 @@ end
 -- @treturn function that waits for it and returns what native.plan gives: feasible, problems, text, lua, plan, report,
 -- cluster, events; cheaper (text, devices, step_seconds, speed, price, by_price, plan, lua); programs (what
 -- native.sharded_stages found, and as rival_seconds what is said of the pipelines); where `lua` is such a plan, its
--- step_seconds, from the programs of all ranks, and pipelines_lua and pipelines_report, of the pipelines; fallbacks
--- (of each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
+-- step_seconds, from the programs of all ranks, and pipelines_lua and pipelines_report, of the pipelines; fallbacks (of
+-- each lost, devices, feasible, problems, lua, plan, report) and fallbacks_text
 -- @treturn function that waits a moment, or as many seconds as it is given, and returns whether the first one returns
 -- at once
 -- @treturn function that returns the thread under way, with `:hurry()`, which ends `gentle`, and `:give_up()`; nil
