@@ -2,7 +2,7 @@
 """Training over several ranks, measured: against one device, against what a schedule allows, against plain sockets, and what
 happens when a rank is killed. The last line is one JSON object.
 
-usage: distributed.py HETRUN [--trials N]
+usage: distributed.py HETRUN [--trials=N]
 """
 import json
 import pathlib
@@ -12,12 +12,12 @@ import tempfile
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / 'launch'))
 import leftovers
-from runs import last_json, program_of, run, say, step_seconds
+from runs import last_json, option, program_of, run, say, step_seconds
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
-TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else 300
+TRIALS = int(option('trials', 300))
 TEXT = 'the quick brown fox jumps over the lazy dog.\n' * 60
 RANKS = {'dp2': 2, 'pp4': 4, 'asymmetric': 5, 'tp2': 2, 'exchange': 2}
 

@@ -4,7 +4,7 @@ each other. Over shaped links, where every rank has an interface to itself; and 
 token buckets, where the ranks of a machine share its interface (for root, with iproute2; else these are left out). Prints a
 line for each setting; the last line is one JSON object with --json, else a table.
 
-usage: fidelity.py HETRUN [--json] [--trials N] [--only TEXT]   (N: of the settings below, the first so many; TEXT: those whose
+usage: fidelity.py HETRUN [--json] [--trials=N] [--only=TEXT]   (N: of the settings below, the first so many; TEXT: those whose
 name has it, or one of several apart by |)
 """
 import itertools
@@ -16,18 +16,12 @@ import subprocess
 import sys
 import tempfile
 
-from runs import last_json, named, say
+from runs import last_json, named, option, say
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / 'chaos'))
 import network  # noqa: E402
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
-
-
-def option(name, default):
-    given = [word.partition('=')[2] for word in sys.argv if word.startswith(f'--{name}=')]
-    return given[0] if given else default
-
 
 TRIALS = int(option('trials', 0)) or None
 ONLY = option('only', '').split('|')

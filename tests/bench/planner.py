@@ -4,7 +4,7 @@ small clusters (wide_*: with tensor parallelism and two hosts of a type), and ho
 object; its seconds_* are by the wall clock, which counts beside other work, its processor_seconds_* of the processors that
 planning keeps busy.
 
-usage: planner.py HETRUN [--trials N]
+usage: planner.py HETRUN [--trials=N]
 """
 import json
 import os
@@ -12,11 +12,11 @@ import pathlib
 import subprocess
 import sys
 
-from runs import program_of, say
+from runs import option, program_of, say
 
 HERE = pathlib.Path(__file__).resolve().parent
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
-TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else 300
+TRIALS = int(option('trials', 300))
 FIRST_SEED = 50001
 
 

@@ -2,7 +2,7 @@
 """Plans of four policies, run for real on ranks that are slowed to the devices of mixed clusters: which is faster, and does
 the simulator say so beforehand? The last line is one JSON object.
 
-usage: plans.py HETRUN [--trials N] [--slower S] [--only TEXT]   (N: of the shapes below, the first so many; S: 3; TEXT: those
+usage: plans.py HETRUN [--trials=N] [--slower=S] [--only=TEXT]   (N: of the shapes below, the first so many; S: 3; TEXT: those
 whose name has it, or one of several apart by |)
 """
 import itertools
@@ -12,14 +12,14 @@ import statistics
 import sys
 import tempfile
 
-from runs import last_json, output, say, step_seconds
+from runs import last_json, option, output, say, step_seconds
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
-TRIALS = int(sys.argv[sys.argv.index('--trials') + 1]) if '--trials' in sys.argv else None
+TRIALS = int(option('trials', 0)) or None
 # Rates below are divided by this and latencies multiplied by it: the same plans, run slower, so that the ranks, more than
 # there are processors, seldom wait for a processor; no model of a cluster has such waits.
-SLOWER = float(sys.argv[sys.argv.index('--slower') + 1]) if '--slower' in sys.argv else 3.0
-ONLY = sys.argv[sys.argv.index('--only') + 1].split('|') if '--only' in sys.argv else ['']
+SLOWER = float(option('slower', 3))
+ONLY = option('only').split('|')
 POLICIES = ('megatron', 'whale', 'autohet', 'auto')
 
 # Written down before they were run. Rates sum to well under half of what two cores compute, and links are slower than what

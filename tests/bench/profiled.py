@@ -5,7 +5,7 @@ turns; the median of all rounds counts. A trace of each run says why they differ
 median, as in a profile), what the processors gave to other work meanwhile, and what ranks waited for each other. Prints a line for
 each setting; the last line is one JSON object with --json.
 
-usage: profiled.py HETRUN [--json] [--trials N] [--only TEXT]   (N: rounds; TEXT: settings whose name has it, or one of several
+usage: profiled.py HETRUN [--json] [--trials=N] [--only=TEXT]   (N: rounds; TEXT: settings whose name has it, or one of several
 apart by |)
 """
 import collections
@@ -17,15 +17,9 @@ import statistics
 import sys
 import tempfile
 
-from runs import last_json, named, output, say, step_seconds
+from runs import last_json, named, option, output, say, step_seconds
 
 HETRUN = pathlib.Path(sys.argv[1]).resolve()
-
-
-def option(name, default):
-    given = [word.partition('=')[2] for word in sys.argv if word.startswith(f'--{name}=')]
-    return given[0] if given else default
-
 
 ROUNDS = int(option('trials', 0)) or 3
 ONLY = option('only', '').split('|')

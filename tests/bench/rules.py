@@ -2,7 +2,7 @@
 """The sharding rules of all operators, executed over random uneven parts by tests/ops/sharding.cpp. The last line is one JSON
 object: operators, rules, executed, of each device the trials and the worst error, and the operators without rules.
 
-usage: rules.py HETRUN [--trials N]   (the cases are those of the tests: --trials changes nothing)
+usage: rules.py HETRUN
 """
 import json
 import pathlib

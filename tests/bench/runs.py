@@ -11,6 +11,12 @@ def say(words):
     print(words, file=sys.stderr, flush=True)
 
 
+def option(name, default=''):
+    """What --NAME=VALUE of the command line says."""
+    given = [word.partition('=')[2] for word in sys.argv if word.startswith(f'--{name}=')]
+    return given[0] if given else default
+
+
 def run(words, folder, **environment):
     done = subprocess.run([str(word) for word in words], cwd=folder, text=True, capture_output=True, check=False,
                           env={**os.environ, **environment})

@@ -43,35 +43,38 @@ local models = {
   },
 }
 
--- Benchmarks of whole runs over several processes: scripts of the source tree, run on this program.
+-- Benchmarks of whole runs over several processes: scripts of the source tree, run on this program, and their options.
 local scripts = {
   distributed = {
     "tests/bench/distributed.py", "training over several ranks: exactness, pace, overlap, memory, failures",
+    "trials",
   },
   plans = {
     "tests/bench/plans.py", "plans of four policies run for real on slowed devices, and what the simulator said",
+    "trials", "only", "slower",
   },
   fidelity = {
     "tests/bench/fidelity.py", "steps on paced devices and shaped links against the simulator: pipelines, depth, "
-      .. "links, runtimes (also --json, --only=TEXT)",
+      .. "links, runtimes", "trials", "only", "json",
   },
   profiled = {
-    "tests/bench/profiled.py", "steps of this machine's processes against plans from what `hetrun profile` measured "
-      .. "(also --json, --only=TEXT)",
+    "tests/bench/profiled.py", "steps of this machine's processes against plans from what `hetrun profile` measured",
+    "trials", "only", "json",
   },
   rules = {
     "tests/bench/rules.py", "the sharding rules of all operators, executed over uneven parts",
   },
   hap = {
-    "tests/bench/hap.py", "sharding programs for HAP's four workloads on its cluster, by the cost model "
-      .. "(also --gpus=8,64), and small ones for real; --part=model, runs, meshes, gains or growth",
+    "tests/bench/hap.py", "sharding programs for HAP's four workloads: by the cost model, on its cluster (parts model, "
+      .. "gains, growth), and small ones for real (parts runs, meshes)",
+    "part", "gpus", "only", "trials", "json",
   },
   recovery = {
-    "tests/bench/recovery/run.py", "from a loss to the next step, the cost of snapshots, a day of spot machines (also "
-      .. "--json, --only=PART)",
+    "tests/bench/recovery/run.py", "from a loss to the next step, the cost of snapshots, a day of spot machines",
+    "trials", "only", "json",
   },
   planner = {
-    "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time",
+    "tests/bench/planner.py", "auto against the baselines and brute force, by the simulator; planning time", "trials",
   },
 }
 
@@ -83,6 +86,16 @@ local options = {
   { "steps", 5, "steps that are timed" },
   { "warmup", 1, "steps before them" },
 }
+
+local shown = { trials = "--trials=N", json = "--json", part = "--part=PART", gpus = "--gpus=N,...",
+  only = "--only=TEXT", slower = "--slower=TIMES" }
+
+-- The options of a script, in words; nil where it has none.
+local function options_of(script)
+  local words = {}
+  for i = 3, #script do words[i - 2] = shown[script[i]] end
+  return words[1] and table.concat(words, ", ")
+end
 
 local function names_of_benchmarks()
   local names = text.keys(models)
@@ -142,7 +155,8 @@ local function list()
     :format "kernels"
   lines[#lines + 1] = ("  %-12s matrix products of three models, shape by shape (--precision)"):format "products"
   for _, name in ipairs(text.keys(scripts)) do
-    lines[#lines + 1] = ("  %-12s %s (--trials=N)"):format(name, scripts[name][2])
+    local words = options_of(scripts[name])
+    lines[#lines + 1] = ("  %-12s %s%s"):format(name, scripts[name][2], words and (" (%s)"):format(words) or "")
   end
   lines[#lines + 1] = "Options:"
   for _, option in ipairs(options) do
@@ -203,16 +217,18 @@ local function run_script(name, script)
   if native.path_kind(path) ~= "file" then
     errors.usage("hetrun bench %s runs %s of the source tree or the archive; it is not at %s", name, script[1], path)
   end
-  local words = { "python3", path, program }
+  local words, takes = { "python3", path, program }, {}
+  for i = 3, #script do takes[script[i]] = true end
   for _, word in ipairs(native.arguments or {}) do
-    local known = word:match "^%-%-trials=%d+$" or name == "recovery" and word:match "^%-%-only=%a+$"
-      or (name == "fidelity" or name == "profiled") and word:match "^%-%-only=."
-    if not known then errors.usage("hetrun bench %s has no option %s; it has --trials=N", name, word) end
+    local option, value = word:match "^%-%-(%a+)=(.+)$"
+    if not takes[option or ""] or option == "json" then
+      errors.usage("hetrun bench %s has no option %s; it has %s", name, word, options_of(script) or "none")
+    elseif option == "trials" and not value:match "^[1-9]%d*$" then
+      errors.usage("hetrun bench %s: %s is not a whole number above 0, such as --trials=3", name, word)
+    end
     words[#words + 1] = word
   end
-  if native.settings.json and (name == "recovery" or name == "fidelity" or name == "profiled") then
-    words[#words + 1] = "--json"
-  end
+  if native.settings.json and takes.json then words[#words + 1] = "--json" end
   for i, word in ipairs(words) do words[i] = "'" .. word:gsub("'", "'\\''") .. "'" end
   local status = os.execute(table.concat(words, " "))
   return status == 0 and 0 or errors.exit_codes.environment
