@@ -85,7 +85,11 @@ struct Unfinished {
 std::optional<Unfinished> parse_unfinished(std::string_view name) {
   const size_t at = name.rfind(kWriting);
   if (at == name.npos) return std::nullopt;
-  const std::string_view host = name.substr(at + kWriting.size()).substr(0, kHostDigits);
+  const std::string_view tail = name.substr(at + kWriting.size());
+  // Without the host, as files had it until it was in their names: of no host.
+  if (!tail.empty() && tail.find_first_not_of("0123456789") == tail.npos)
+    return Unfinished{name.substr(0, at), {}, tail};
+  const std::string_view host = tail.substr(0, kHostDigits);
   const std::string_view rest = name.substr(at + kWriting.size() + host.size());
   if (host.size() != kHostDigits || host.find_first_not_of("0123456789abcdef") != host.npos ||
       rest.size() < 2 || rest[0] != '-' || rest.find_first_not_of("0123456789", 1) != rest.npos)

@@ -79,8 +79,8 @@ MemoryFolder::MemoryFolder(const EnvironmentLookup& lookup, std::string_view sec
     if (!lock_ && errno == ENOENT) continue;
     if (!lock_) fail_environment("cannot write in '{}': {}", path_, std::strerror(errno));
     // Shared: another launcher of the run may have it, too. Who has it alone is removing the folder.
-    if (flock(lock_.number(), LOCK_SH) != 0 && errno != EINTR)
-      fail_environment("cannot lock the folder '{}': {}", path_, std::strerror(errno));
+    while (flock(lock_.number(), LOCK_SH) != 0)
+      if (errno != EINTR) fail_environment("cannot lock the folder '{}': {}", path_, std::strerror(errno));
   } while (!is_file_at(lock_.number(), lock_of(path_)));
 }
 

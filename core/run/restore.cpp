@@ -110,7 +110,9 @@ struct Reports {
   std::vector<std::string> of_other_runs(const History& history) const {
     std::map<std::pair<int, Tier>, int64_t> newest;  // steps
     for_each_tier([&](int rank, const TierState& tier) {
-      if (tier.tier == Tier::memory || is_of_one_run(tier.history, history)) return;
+      if (tier.tier == Tier::memory || tier.history.empty() || history.empty() ||
+          is_of_one_run(tier.history, history))
+        return;
       int64_t& step = newest[{tier.tier == Tier::store ? 0 : rank, tier.tier}];
       step = std::max(step, tier.version.step);
     });

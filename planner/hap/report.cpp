@@ -482,11 +482,11 @@ std::string to_text(const Report& report) {
       fmt::format("\na step on {}, slowest in compute: {}", report.slowest, planner::to_text(report.parts));
   text += without_overlap(report);
   if (report.smaller) {
-    const auto& names = report.smaller->without;
-    text += fmt::format("without {} a step takes {}: leave {} out of the cluster\n",
-                        names.size() == 1
-                            ? names[0]
-                            : fmt::format("{} to {}, {} devices,", names.front(), names.back(), names.size()),
+    constexpr size_t kNames = 6;
+    const std::vector<std::string>& names = report.smaller->without;
+    const std::vector<std::string> first(names.begin(), names.begin() + std::min(names.size(), kNames));
+    text += fmt::format("without {}{} a step takes {}: leave {} out of the cluster\n", fmt::join(first, ", "),
+                        names.size() > kNames ? fmt::format(" and {} others", names.size() - kNames) : "",
                         show_seconds(report.smaller->simulated_seconds), names.size() == 1 ? "it" : "them");
   }
   if (report.check) text += to_text(*report.check);

@@ -192,8 +192,9 @@ class Stages {
     Request request{&table_of(sized), &group_, microbatches, {}, sized.microbatch};
     bool fits = false, hopeless = false;
     const auto add = [&](const Plan& plan, std::string_view mesh = "") {
-      if (!judge(plan, sized, microbatches, mesh)) return;
-      fits |= answer_.candidates.back().time.fits();
+      const StagesCandidate* const judged = judge(plan, sized, microbatches, mesh);
+      if (judged == nullptr) return;
+      fits |= judged->time.fits();
       for (const StageAxis& axis : plan.sharding->axes) answer_.cuts_state |= !axis.sharding->state.empty();
     };
     bool is_wide = false;
@@ -259,7 +260,7 @@ class Stages {
       }
   }
 
-  // The seconds of a step; nullopt: it was added before, or cannot be run. `choices`: of each stage among its
+  // The seconds of a step; nullopt: it cannot be run. `choices`: of each stage among its
   // programs.
   std::optional<double> add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches,
                             const std::vector<size_t>& choices) {
@@ -285,24 +286,24 @@ class Stages {
     plan.unlike_devices = std::any_of(grouping.begin(), grouping.end(), [&](const Devices& devices) {
       return group_.subgroup(devices).has_unlike_types();
     });
-    if (!judge(plan, sized, microbatches)) return std::nullopt;
-    return answer_.candidates.back().time.seconds;
+    const StagesCandidate* const judged = judge(plan, sized, microbatches);
+    return judged != nullptr ? std::optional(judged->time.seconds) : std::nullopt;
   }
 
-  // Simulates it, unless it was; false where it cannot be run.
-  bool judge(const Plan& plan, const SizedGraph& sized, int microbatches, std::string_view mesh = "") {
-    if (std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
-                    [&](const StagesCandidate& other) { return other.plan == plan; }))
-      return false;
+  // The candidate of this plan, simulated unless it was; null where it cannot be run.
+  const StagesCandidate* judge(const Plan& plan, const SizedGraph& sized, int microbatches,
+                               std::string_view mesh = "") {
+    for (const StagesCandidate& other : answer_.candidates)
+      if (other.plan == plan) return &other;
     auto time = simulate(sized, plan);
-    if (!time) return false;
+    if (!time) return nullptr;
     std::vector<std::string> names;
     for (const Stage& stage : plan.pipelines[0].stages)
       names.push_back(fmt::format("{{ {} }}", fmt::join(ranges_of(stage.devices), ", ")));
     answer_.candidates.push_back({fmt::format("{}{}, {} micro-batch{}", mesh, fmt::join(names, " "),
                                               microbatches, microbatches == 1 ? "" : "es"),
                                   plan, *std::move(time)});
-    return true;
+    return &answer_.candidates.back();
   }
 
   // Devices that share layers by the program that suits them, found for all layers, though the stage runs

@@ -178,7 +178,8 @@ ExchangeSeconds Exchanges::seconds_of(const ExchangeParts& parts, CollectiveKind
     for (const size_t rank : part.ranks) {
       result.fixed = std::max(result.fixed, fixed[rank] += own.fixed);
       if (!own.crosses) continue;
-      result.link = result.rate = result.crosses ? std::min(result.link, own.link) : own.link;
+      result.link = result.crosses ? std::min(result.link, own.link) : own.link;
+      result.rate = result.crosses ? std::min(result.rate, own.rate) : own.rate;
       result.crosses = true;
       for (int i = 0; i < parts.interfaces[rank].count; ++i)
         of_part[parts.interfaces[rank].first + i] = own.wire;

@@ -1,10 +1,10 @@
 --- Which samples the steps of a run have counted, and what has happened to its ranks. Plain data, which ranks that
 -- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, begun_again = }.
--- `at`: when it began, in seconds since 1970; `begun`: the step that it began after; `begun_again`: that was after the
--- loss of all ranks, who knew what had been before; `start`: the first sample of the next step. A span is { step =,
--- steps =, first =, batch = }: so many steps from `step` on, each of `batch` samples, the first of these `first`. A
--- step that is trained again after the ranks went back replaces what was counted from there on, as it does in the
--- state.
+-- `at`: when it began, in seconds since 1970; `begun`: the step that it began after; `begun_again`: that was in a later
+-- generation of which no rank knew what had been before, as after the loss of all; `start`: the first sample of the
+-- next step. A span is { step =, steps =, first =, batch = }: so many steps from `step` on, each of `batch` samples,
+-- the first of these `first`. A step that is trained again after the ranks went back replaces what was counted from
+-- there on, as it does in the state.
 local ledger = {}
 
 --- Of a run that goes on after a step with a sample.

@@ -340,11 +340,7 @@ local function new_reporter(self)
   local a, settings = self.arguments, native.settings
   self.unit = define.kind_of(a.data) == "pairs" and "samples" or "tokens"
   self.tokens_per_step = self.unit == "samples" and a.batch or a.batch * self.session.rows * self.context
-  if a.metrics and self.rank == 0 then
-    access.check(a.metrics, true)
-    local folder = a.metrics:match "^(.+)/[^/]*$"   -- that of `save` is there only after the first one
-    if folder then native.make_folder(folder) end
-  end
+  if a.metrics and self.rank == 0 then access.check(a.metrics, true) end
   local reporter = progress.new {
     steps = a.steps, first = self.step, tokens_per_step = self.tokens_per_step, unit = self.unit,
     quiet = settings.quiet or self.rank > 0, leads = self.rank == 0, memory = function() return self:peak_memory() end,

@@ -8,6 +8,12 @@ local progress = {}
 local Progress = {}
 Progress.__index = Progress
 
+-- The folder of a file, made: that of `save` is there only after the first one.
+local function make_folder_of(path)
+  local folder = path and path:match "^(.+)/[^/]*$"
+  if folder then native.make_folder(folder) end
+end
+
 --- A reporter.
 -- @tparam table settings `steps`, `tokens_per_step`, `unit` (what these are: "tokens" or "samples"), `flops_per_token`,
 -- `peak` (FLOP/s or nil), `metrics` (path), `quiet`, `first` (steps done before), `every` (steps between plain lines),
@@ -20,6 +26,7 @@ function progress.new(settings)
   self.done = self.first or 0
   self.metrics_of_run = self.metrics   -- of the rank that speaks for the run
   if not self.leads then self.metrics = nil end
+  make_folder_of(self.metrics)
   if self.metrics and self.done == 0 then native.write_text(self.metrics, "") end
   return self
 end
@@ -95,6 +102,7 @@ function Progress:lead(leads)
   local takes_over = leads and not self.leads
   self.leads, self.quiet = leads, native.settings.quiet or not leads
   self.metrics = leads and self.metrics_of_run or nil
+  make_folder_of(self.metrics)
   if not leads then native.be_silent() end
   if not takes_over then return end
   native.speak_for_run()
@@ -159,7 +167,7 @@ function Progress:account(results)
   local paid = results.paid and ("; %s of money paid, %s of it lost to changes"):format(text.money(results.paid),
     text.money(results.money_lost or 0)) or ""
   local since = results.counted_from
-    and ("since all ranks were lost and the run went on after step %d: "):format(results.counted_from) or ""
+    and ("since the run went on after step %d: "):format(results.counted_from) or ""
   self:say(("%s%s went, %d came, %s repeated; of %s samples %d lost, %d repeated%s"):format(since,
     text.plural(results.ranks_gone, "rank"), results.ranks_joined, text.plural(results.steps_repeated, "step"),
     text.grouped(results.samples + results.samples_lost - results.samples_repeated), results.samples_lost,

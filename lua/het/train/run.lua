@@ -46,14 +46,21 @@ local function device_of(self)
   return native.device(self.device, self.pace and self.pace.devices[self.rank + 1])
 end
 
--- The training state of a save, opened; nil where there is none. One that is damaged gives way to snapshots.
+-- The training state of a save, opened; nil where there is none. One that is damaged for any rank gives way to
+-- snapshots on all. All ranks call it.
 local function training_in(self, folder)
   local ok, training = pcall(files.training, folder)
-  if ok then return training end
+  local damaged = not ok
+  if self.cluster then damaged = self.cluster:any(damaged) end
+  if not damaged then return training end
   local taken = self.snapshots and (self.arguments.snapshot or {}).folder
   local newest = taken and native.path_kind(taken) == "folder" and native.snapshot_list(taken)[1]
-  if not newest then error(training, 0) end
-  if self.rank == 0 then
+  together.call(self, function()
+    if newest then return end
+    if not ok then error(training, 0) end
+    errors.usage("another rank cannot read the save in %s, and this one has no snapshots to go on from", folder)
+  end)
+  if not ok then
     native.write("stderr", ("%s; the snapshots in %s, up to step %d, are taken in its place\n"):format(
       (errors.describe(training)), taken, newest.step))
   end

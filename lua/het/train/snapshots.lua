@@ -404,7 +404,8 @@ end
 --- No snapshot could be read: an error where files of some are there, which a run from the start would replace.
 function snapshots.expect_none(run)
   local folder = (run.arguments.snapshot or {}).folder
-  if run.has_state or run.step > 0 or not folder or native.path_kind(folder) ~= "folder" then return end
+  if not run.resume or run.has_state or run.step > 0 then return end
+  if not folder or native.path_kind(folder) ~= "folder" then return end
   local newest = native.snapshot_list(folder)[1]
   if not newest then return end
   errors.usage("%s holds snapshots up to step %d, and none of them can be read; a good copy of them in their place, or "

@@ -97,7 +97,8 @@ TEST_CASE("what processes that have ended were writing is removed, what others w
 
 TEST_CASE("the names of files that are written first lead back to those that they become") {
   CHECK(name_of_unfinished(unfinished_name("a/model.b")) == "a/model.b");
-  for (const char* name : {"a", "a.writing-", "a.writing-7", "a.writing-00c0ffee", "a.writing-00c0ffee-",
+  CHECK(name_of_unfinished("a/model.writing-7") == "a/model");
+  for (const char* name : {"a", "a.writing-", "a.writing-00c0ffee", "a.writing-00c0ffee-",
                            "a.writing-00c0ffee-1x", "a.writing-00C0FFEE-1", "a.writing-00c0ffee1"})
     CHECK_FALSE(name_of_unfinished(name));
   CHECK(name_of_staged(staged_path("a/model").text) == "a/model");
