@@ -64,7 +64,8 @@ struct ListedSnapshot {
 };
 // The snapshot of a saved model has this name in the model's folder.
 inline constexpr const char* kSavedSnapshot = "training.snapshot";
-// The snapshots in a folder or a store by the names of their files, the newest first. Files are not opened.
+// The snapshots in a folder or a store by the names of their files, the newest first. Their contents are not
+// read; files in a folder are opened to see when they were written.
 std::vector<ListedSnapshot> list_snapshots(const Path& folder);
 std::vector<ListedSnapshot> list_snapshots(ObjectStore& store);
 // Those in a folder of snapshots; in the folder of a saved model that of the model. Throws Error(usage) where

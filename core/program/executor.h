@@ -54,7 +54,7 @@ class Executor {
 
   // --- a run that an error broke off, as the loss of another rank does
 
-  // Where the last run ended: the first instruction that it has not done; their number after a whole run.
+  // The last run came as far as the step's decision.
   bool is_decided() const { return next_ >= program_.decided; }
   // All gradients are there, and the step waits for its decision: it can be finished.
   bool awaits_decision() const { return next_ == program_.decided - 1; }

@@ -169,7 +169,8 @@ void require_all(const StateStore& state, const std::vector<StatePart>& needs) {
     HET_REQUIRE(state.has(need.name), need.name);
 }
 
-// A store is asked what it has when nearer places have nothing whole, or so much is repeated with theirs.
+// A store is asked what it has when no member has live state, when nearer places have nothing whole, or when
+// so much is repeated with theirs.
 constexpr double kAskStoreSeconds = 2;
 
 // For so many bytes further connections are worth the time that they take.

@@ -42,7 +42,8 @@ class TierReader {
  public:
   virtual ~TierReader() = default;
 
-  // What they have now; `far`: also the store, which is asked when nothing nearer has all of the state.
+  // What they have now; `far`: also the store, which is asked when no member has live state, when nothing
+  // nearer has all of it, and when going on from what is near would repeat much.
   virtual std::vector<TierState> states(bool far) = 0;
   // What is read from here on is of states with this history, or one that led to it.
   virtual void follow(const History& history) = 0;
