@@ -1,5 +1,6 @@
-// What a collective over several hosts takes when nothing else is on its way: as NCCL runs it between GPUs,
-// by rings and trees over the network interfaces of hosts, or by hetrun's mesh between processors. Pure.
+// What a collective over several hosts takes when nothing else is on its way, as NCCL runs it between GPUs,
+// by rings and trees over the network interfaces of hosts. (For hetrun's mesh between processors:
+// exchange.cpp.) Pure.
 //
 // What is modelled of NCCL (2.20; src/graph/search.cc, connect.cc, tuning.cc, src/transport):
 // - One ring passes all ranks of a communicator and enters and leaves each host once. So an interface carries
