@@ -8,10 +8,10 @@ local progress = {}
 local Progress = {}
 Progress.__index = Progress
 
--- The folder of a file, made: that of `save` is there only after the first one.
+-- The folder of a file, made where it is missing: that of `save` is there only after the first one.
 local function make_folder_of(path)
   local folder = path and path:match "^(.+)/[^/]*$"
-  if folder then native.make_folder(folder) end
+  if folder and native.path_kind(folder) == "none" then native.make_folder(folder) end
 end
 
 --- A reporter.
