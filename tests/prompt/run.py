@@ -608,7 +608,7 @@ return het.train {{ model = {model}, data = data, context = 8, batch = 1, steps 
         self.hetrun('convert', 'again', 'one')   # of several files one
         content = (self.folder / 'one' / 'model.safetensors').read_bytes()
         header = json.loads(content[8:8 + int.from_bytes(content[:8], 'little')])
-        self.assertEqual(header['__metadata__'], {'format': 'pt'})
+        self.assertEqual(header['__metadata__'], {'format': 'pt', 'step': '20'})   # also of parts it is known
         self.assertEqual(loss('one'), loss('bf16'))
         self.hetrun('convert', 'runs/own', 'own')   # as they are
         self.assertEqual((self.folder / 'own/config.json').read_bytes(), (self.folder / 'runs/own/config.json').read_bytes())
