@@ -279,7 +279,7 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
              "no member of the run has {} of the state after step {}, and there is no snapshot to go back to",
              show(settled.missing), settled.version.step);
     } else if (!reports.any_live() && !far) {
-      far = true;  // nobody waits yet: the newest of all places counts
+      far = true;  // the run has not begun: the newest snapshot of all places is taken
       continue;
     } else if (!reports.any_live() && !reports.any_tier()) {
       return std::nullopt;

@@ -260,8 +260,7 @@ class Stages {
       }
   }
 
-  // The seconds of a step; nullopt: it cannot be run. `choices`: of each stage among its
-  // programs.
+  // The seconds of a step; nullopt: it cannot be run. `choices`: of each stage among its programs.
   std::optional<double> add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches,
                             const std::vector<size_t>& choices) {
     Plan plan;

@@ -111,7 +111,7 @@ double collective_seconds(CollectiveKind kind, bool mesh, const Link& link, int 
 
 namespace {
 
-// Whether a pass of `flops` a sample multiplies a kind's parameters. A table of which rows are read does not,
+// Whether a pass of `flops` a sample multiplies a kind's parameters. An embedding table does not,
 // nor a pass whose work another one does; of layers of experts a token multiplies a part. A product has two
 // operations for each parameter and token.
 bool multiplies(const Model& model, const LayerKind& kind, double flops) {

@@ -56,7 +56,7 @@ class Ports {
   struct Lane {
     std::vector<Use> uses;
     LaneOrder order;
-    bool busy = false, is_known = false;  // it has a transfer; of which the rate is known
+    bool busy = false, is_known = false;  // it has a transfer; its rate is known
     int64_t came = 0;                     // picoseconds: times that differ by rounding are the same
     double left = 0, rate = 0, since = 0, started = -1;
     int version = 0, stamp = 0;

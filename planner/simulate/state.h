@@ -292,8 +292,8 @@ struct SimulatorState {
   void try_start(size_t c, size_t worker, double now);
   void finish(size_t c, const Pending& pending);
   std::vector<Ports::Use> uses_of(const Interfaces& out, const Interfaces& in, double bytes_per_second);
-  // A boundary that crosses hosts comes to the interfaces; `sent` is pending then, of which deliver() returns
-  // what has arrived, if it is not stale.
+  // A boundary that crosses hosts comes to the interfaces. An event `sent` follows: deliver() returns what
+  // has arrived by it, or nothing where the event is stale.
   void carry(size_t c, size_t from, size_t to, int item, double now);
   std::optional<Delivered> deliver(const Pending& pending);
   void push_changes();

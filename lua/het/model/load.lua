@@ -1,5 +1,5 @@
 --- Models made of what folders hold: the description of a saved model, its weights as initial values of a run, and
--- whether what is there is the recipe's model.
+-- the check that a folder holds the recipe's model.
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local adapter = require "het.model.adapter"

@@ -129,8 +129,7 @@ local function resume_own(self)
   local a = self.arguments
   local started_again = os.getenv "HETRUN_STARTED_AGAIN" and self.cluster:roster().number > 1 and not self.overwrite
   local held = started_again and a.save and files.held(a.save)
-  local folder = started_again and (a.snapshot or {}).folder
-  local taken = folder and native.path_kind(folder) == "folder" and native.snapshot_list(folder)[1]
+  local taken = started_again and snapshots.newest_in_folder(self)
   local answers = self.cluster:all_gather((self.resume or held and held.training or taken) and "resume" or "")
   for _, answer in ipairs(answers) do self.resume = self.resume or answer ~= "" end
 end

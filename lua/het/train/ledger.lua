@@ -1,7 +1,7 @@
 --- Which samples the steps of a run have counted, and what has happened to its ranks. Plain data, which ranks that
 -- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, begun_again = }.
--- `at`: when it began, in seconds since 1970; `begun`: the step that it began after; `begun_again`: that was in a later
--- generation of which no rank knew what had been before, as after the loss of all; `start`: the first sample of the
+-- `at`: when it began, in seconds since 1970; `begun`: the step that it began after; `begun_again`: no rank knew the
+-- generations before it, as after the loss of all ranks; `start`: the first sample of the
 -- next step. A span is { step =, steps =, first =, batch = }: so many steps from `step` on, each of `batch` samples,
 -- the first of these `first`. A step that is trained again after the ranks went back replaces what was counted from
 -- there on, as it does in the state.

@@ -53,8 +53,7 @@ local function training_in(self, folder)
   local damaged = not ok
   if self.cluster then damaged = self.cluster:any(damaged) end
   if not damaged then return training end
-  local taken = self.snapshots and (self.arguments.snapshot or {}).folder
-  local newest = taken and native.path_kind(taken) == "folder" and native.snapshot_list(taken)[1]
+  local newest = self.snapshots and snapshots.newest_in_folder(self)
   together.call(self, function()
     if newest then return end
     if not ok then error(training, 0) end
@@ -62,7 +61,7 @@ local function training_in(self, folder)
   end)
   if not ok then
     native.write("stderr", ("%s; the snapshots in %s, up to step %d, are taken in its place\n"):format(
-      (errors.describe(training)), taken, newest.step))
+      (errors.describe(training)), self.arguments.snapshot.folder, newest.step))
   end
   saving.mark_own(self, folder)
   return nil

@@ -401,16 +401,20 @@ function snapshots.say_warnings(run)
   say(run, run.snapshots and run.snapshots:warnings() or {})
 end
 
+--- The newest snapshot in the run's folder, by the names of its files: { step =, ... }; nil where there is none.
+function snapshots.newest_in_folder(run)
+  local folder = (run.arguments.snapshot or {}).folder
+  return folder and native.path_kind(folder) == "folder" and native.snapshot_list(folder)[1] or nil
+end
+
 --- No snapshot could be read: an error where files of some are there, which a run from the start would replace.
 function snapshots.expect_none(run)
-  local folder = (run.arguments.snapshot or {}).folder
   if not run.resume or run.has_state or run.step > 0 then return end
-  if not folder or native.path_kind(folder) ~= "folder" then return end
-  local newest = native.snapshot_list(folder)[1]
+  local newest = snapshots.newest_in_folder(run)
   if not newest then return end
-  errors.usage("%s holds snapshots up to step %d, and none of them can be read; a good copy of them in their place, or "
-    .. "--overwrite without --resume, which removes them and begins anew, or another folder for `snapshot.folder`",
-    folder, newest.step)
+  errors.usage("%s holds snapshots up to step %d, and none of them can be read; put a good copy in their place, remove "
+    .. "them with --overwrite instead of --resume, or choose another `snapshot.folder`",
+    run.arguments.snapshot.folder, newest.step)
 end
 
 --- The snapshots are not whole, and the run begins without them.
