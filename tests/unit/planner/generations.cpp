@@ -24,7 +24,7 @@
 #include "planner/migrate/migrate.h"
 #include "tests/unit/core/testing.h"
 #include "tests/unit/core/trained_gpt.h"
-#include "tests/unit/planner/dying_group.h"
+#include "tests/unit/planner/forwarding_group.h"
 #include "tests/unit/planner/generations_testing.h"
 #include "tests/unit/planner/random_plan.h"
 

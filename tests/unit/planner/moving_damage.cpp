@@ -19,7 +19,7 @@
 #include "planner/lower/rank_assignment.h"
 #include "planner/migrate/migrate.h"
 #include "planner/migrate/recovery.h"
-#include "tests/unit/planner/dying_group.h"
+#include "tests/unit/planner/forwarding_group.h"
 #include "tests/unit/planner/generations_testing.h"
 #include "tests/unit/planner/random_plan.h"
 
@@ -101,47 +101,17 @@ TierState tier_state(Tier tier, Version version, std::vector<StatePart> parts) {
 }
 
 // A group in which one byte of the receive number `number` is changed on its way.
-class NoisyGroup final : public Communicator {
+class NoisyGroup final : public ForwardingGroup {
  public:
-  NoisyGroup(Communicator& group, int number) : group_(group), left_(number) {}
+  NoisyGroup(Communicator& group, int number) : ForwardingGroup(group), left_(number) {}
 
-  const std::string& name() const override { return group_.name(); }
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  const std::vector<int>& ranks() const override { return group_.ranks(); }
-  std::unique_ptr<Collective> prepare(const CollectiveRequest& request) override {
-    return std::make_unique<Operation>(*this, group_.prepare(request));
-  }
-  void abort(std::string_view why) override { group_.abort(why); }
-  int64_t bytes_sent() const override { return group_.bytes_sent(); }
   bool has_changed() const { return left_ < 0; }
 
  private:
-  class Operation final : public Collective {
-   public:
-    Operation(NoisyGroup& group, std::unique_ptr<Collective> inner)
-        : group_(group), inner_(std::move(inner)) {}
-    void start(const std::byte* in, std::byte* out) override {
-      out_ = out;
-      inner_->start(in, out);
-    }
-    bool done() const override { return inner_->done(); }
-    void wait() override {
-      inner_->wait();
-      const CollectiveRequest& asked = inner_->request();
-      if (asked.kind == CollectiveKind::receive && asked.counts[0] > 0 && group_.left_-- == 0)
-        out_[0] ^= std::byte{16};
-    }
-    const CollectiveRequest& request() const override { return inner_->request(); }
-    CollectiveTimes times() const override { return inner_->times(); }
+  void after_wait(const CollectiveRequest& asked, std::byte* out) override {
+    if (asked.kind == CollectiveKind::receive && asked.counts[0] > 0 && left_-- == 0) out[0] ^= std::byte{16};
+  }
 
-   private:
-    NoisyGroup& group_;
-    std::unique_ptr<Collective> inner_;
-    std::byte* out_ = nullptr;
-  };
-
-  Communicator& group_;
   int left_;
 };
 
