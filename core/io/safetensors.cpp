@@ -231,14 +231,6 @@ StoredSafetensors open_safetensors(const Path& path) {
                                                                                : open_one(path);
 }
 
-Safetensors read_safetensors(const Path& path) {
-  StoredSafetensors stored = open_safetensors(path);
-  Safetensors result;
-  result.metadata = std::move(stored.metadata);
-  for (const auto& [name, tensor] : stored.tensors) result.tensors.emplace(name, tensor.read());
-  return result;
-}
-
 void write_safetensors(const Path& where, const std::map<std::string, Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata, bool staged) {
   const std::string& path = where.text;

@@ -26,14 +26,6 @@ struct StoredSafetensors {
 // for. Throws Error(usage) naming the file, the tensor and what is wrong.
 StoredSafetensors open_safetensors(const Path& path);
 
-struct Safetensors {
-  std::map<std::string, Tensor> tensors;
-  std::map<std::string, std::string> metadata;
-};
-
-// The same with all tensors: those at odd addresses are copied, all others are views of the mapped file.
-Safetensors read_safetensors(const Path& path);
-
 // Any dtypes but none; strided tensors are packed on the way. Data starts at a multiple of 64 bytes. The
 // previous file stays until the new one is whole and on the disk; `staged` leaves it beside `path` (see
 // AtomicFile).

@@ -296,7 +296,7 @@ AssignmentResult solve(const AssignmentProblem& problem, const SolveOptions& opt
   }
   // The search and its bound are in doubles: where they cannot hold every sum of costs, the bound is lowered
   // by what they may be wrong by, and proves no optimum; few choices are compared exactly.
-  const double error = magnitude(problem) > 0x1p53 ? 1e-11 * magnitude(problem) : 0;
+  const double sum = magnitude(problem), error = sum > 0x1p53 ? 1e-11 * sum : 0;
   const std::vector<int> best = error > 0 ? best_of_few(problem) : std::vector<int>();
   if (!best.empty()) outcome.choice = best;
   if (!outcome.choice.empty()) {

@@ -152,8 +152,7 @@ class BlockingRun {
     const PipelineState& pipeline = state_.classes[c];
     const auto& stages = state_.layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
     if (!state_.options.transfers) return 0;
-    const StageLayout& before = stages[std::min(from, to)];
-    const double bytes = state_.costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
+    const double bytes = state_.costs.boundary_before(stages[std::max(from, to)].first);
     const Link& gather = state_.costs.nodes[static_cast<size_t>(stages[to].node)].gather;
     if (gather.bytes_per_second > 0) return gather.seconds(bytes);
     if (pipeline.hosts[from] == pipeline.hosts[to]) return 0;

@@ -48,6 +48,8 @@ struct CostTable {
   // Model's: `gradient_bytes` and `gathered_bytes` of all parameters are those of this part.
   double trained_share = 1;
 
+  // Bytes that pass to a layer from the one before it, of a micro-batch.
+  double boundary_before(int layer) const { return boundary[static_cast<size_t>(layer) - 1]; }
   const Link& link(int a, int b) const {
     return between[static_cast<size_t>(a) * nodes.size() + static_cast<size_t>(b)];
   }

@@ -144,9 +144,7 @@ void SimulatorState::carry(size_t c, size_t from, size_t to, int item, double no
     const Interfaces& out = hop != nullptr ? hop->out : pipeline.interfaces[from];
     const Interfaces& in = hop != nullptr ? hop->in : pipeline.interfaces[to];
     const Link& link = hop != nullptr ? hop->link : costs.link(stages[from].node, stages[to].node);
-    const double bytes =
-        hop != nullptr ? hop->bytes
-                       : costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
+    const double bytes = hop != nullptr ? hop->bytes : costs.boundary_before(stages[edge + 1].first);
     number = ports.add_lane(
         uses_of(out, in, link.bytes_per_second),
         {pipeline.microbatches, out.first, in.first, static_cast<int>(edge), static_cast<int>(lanes.size())});
@@ -210,7 +208,7 @@ Delivered SimulatorState::gathered(Delivered delivered) const {
     return delivered;
   }
   const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
-  const double bytes = costs.boundary[static_cast<size_t>(stages[edge].first + stages[edge].layers - 1)];
+  const double bytes = costs.boundary_before(stages[edge + 1].first);
   delivered.end += gather_seconds(stages[delivered.to].node, bytes, costs.tensor);
   return delivered;
 }
@@ -265,7 +263,7 @@ double SimulatorState::hop_seconds(const PipelineState& pipeline, size_t from, s
   if (!pipeline.hops.empty()) return pipeline.hops[2 * std::min(from, to) + (from < to ? 0 : 1)].seconds();
   const auto& stages = layout->pipelines[static_cast<size_t>(pipeline.source)].stages;
   const StageLayout& before = stages[std::min(from, to)];
-  const double bytes = costs.boundary[static_cast<size_t>(before.first + before.layers - 1)];
+  const double bytes = costs.boundary_before(stages[std::max(from, to)].first);
   if (pipeline.hosts[from] == pipeline.hosts[to])
     return costs.nodes[static_cast<size_t>(before.node)].inside.seconds(bytes);
   const int lanes = std::min(pipeline.interfaces[from].count, pipeline.interfaces[to].count);

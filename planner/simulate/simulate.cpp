@@ -251,7 +251,7 @@ void SimulatorState::fill(PipelineState& state, size_t source) {
     has_groups = has_groups || stage.group >= 0;
   }
   for (size_t s = 0; has_groups && s + 1 < stages; ++s) {
-    const double bytes = costs.boundary[static_cast<size_t>(from.stages[s + 1].first) - 1];
+    const double bytes = costs.boundary_before(from.stages[s + 1].first);
     state.hops.push_back(hop_between(source, s, s + 1, bytes));
     state.hops.push_back(hop_between(source, s + 1, s, bytes));
   }

@@ -19,6 +19,20 @@ using Catch::StartsWith;
 
 namespace {
 
+struct Safetensors {
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+// All tensors: those at odd addresses are copied, all others are views of the mapped file.
+Safetensors read_safetensors(const Path& path) {
+  StoredSafetensors stored = open_safetensors(path);
+  Safetensors result;
+  result.metadata = std::move(stored.metadata);
+  for (const auto& [name, tensor] : stored.tensors) result.tensors.emplace(name, tensor.read());
+  return result;
+}
+
 // A file with this header and `data_bytes` of data.
 std::string file_of(const std::string& header, size_t data_bytes) {
   std::string file(8, '\0');
