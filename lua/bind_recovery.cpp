@@ -123,6 +123,8 @@ void snapshots_keep(SnapshotsHandle& snapshots, int64_t step, int64_t generation
   snapshots->keep({step, generation});
   if (older) snapshots->remove_older();
 }
+void snapshots_claim(SnapshotsHandle& snapshots, int64_t run) { snapshots->claim(run); }
+void snapshots_release(SnapshotsHandle& snapshots) { snapshots->release(); }
 void snapshots_clear_memory(SnapshotsHandle& snapshots) { snapshots->clear_memory(); }
 void snapshots_stop_replicas(SnapshotsHandle& snapshots) { snapshots->stop_replicas(); }
 void snapshots_leave(SnapshotsHandle& snapshots) { snapshots->leave(); }
@@ -248,7 +250,8 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_behind_bytes>("behind_bytes"), bind<&snapshots_take>("take"),
           bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
-          bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave")});
+          bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave"), bind<&snapshots_claim>("claim"),
+          bind<&snapshots_release>("release")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_step>("step"), bind<&task_generation>("generation")});

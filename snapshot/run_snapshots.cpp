@@ -143,6 +143,10 @@ void RunSnapshots::make_folders() {
     make_private_folder(folder);
 }
 
+void RunSnapshots::claim(int64_t run) {
+  if (options_.disk_folder && !claim_) claim_.emplace(*options_.disk_folder, run);
+}
+
 ReplicaPeer RunSnapshots::own() const {
   return exchange_ != nullptr ? exchange_->own()
                               : ReplicaPeer{"", options_.host, options_.zone, "", options_.memory_bytes};

@@ -14,6 +14,7 @@
 
 #include "core/program/state.h"
 #include "core/run/state_layout.h"
+#include "snapshot/folder_claim.h"
 #include "snapshot/run_replicas.h"
 #include "snapshot/slot.h"
 #include "snapshot/tiers.h"
@@ -71,6 +72,10 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   ~RunSnapshots();
   RunSnapshots(const RunSnapshots&) = delete;
   RunSnapshots& operator=(const RunSnapshots&) = delete;
+
+  // Keeps other runs out of the folder on disk until release(): FolderClaim.
+  void claim(int64_t run);
+  void release() { claim_.reset(); }
 
   // What this process tells the others of itself, for follow().
   ReplicaPeer own() const;
@@ -152,6 +157,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   std::vector<std::vector<int>> keepers_;
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;
+  std::optional<FolderClaim> claim_;
   std::array<Slots, 2> slots_;
   int64_t written_ = 0;
   std::optional<Version> kept_;

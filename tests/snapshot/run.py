@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
@@ -308,6 +309,28 @@ class Runs(Case):
         self.assertRegex(err, rf'kept holds snapshots up to step {step}; --resume goes on with them, --overwrite removes')
         self.run_it('--overwrite', '--steps=6')
         self.assertLess(self.kept()[0], 7)
+
+    def test_one_run_at_a_time_has_a_folder(self):
+        (self.folder / 'run.lua').write_text(RUN)
+        words = ('run.lua', '--kept=kept', '--allow-write=metrics.jsonl')
+        other = subprocess.Popen([HETRUN, *words, '--steps=100000000'], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            while len(list(self.folder.glob('kept/*.snapshot'))) < 2:
+                self.assertIsNone(other.poll())
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            for how in ('--resume', '--overwrite'):
+                self.assertIn(f"'kept' is in use: process {other.pid} on ", self.run_it(how, code=2))
+            err = self.run_it('--resume', '--workers', '2', code=2)
+            self.assertIn(f'process {other.pid} on ', err)
+            self.assertIsNone(other.poll())
+        finally:
+            other.kill()
+            other.wait()
+        step = self.kept()[0]
+        self.assertIn('restored the state after step', self.run_it('--resume', f'--steps={step + 1}'))
 
     def test_a_store_gets_a_copy_and_gives_it_back(self):
         self.run_it('--store=far', '--allow-write=far')

@@ -61,10 +61,10 @@ end
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
 -- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
 -- another one has broken off what followed it; `host`, `price` and `link` of the machine; `nonce`: of the generation,
--- if this is its first rank.
+-- if this is its first rank; `number`: of the run, nil on a rank that comes in.
 local function exchange(self)
   local own = { left_behind = self.left_behind, host = native.host(), price = native.settings.price,
-    nonce = native.random_number(), link = ranks.own_link(self) }
+    nonce = native.random_number(), number = self.number, link = ranks.own_link(self) }
   local state = self.has_state and { step = self.state:step(), begun = self.begun, called = self.called,
     followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
     evaluations = evaluation.numbers(self), reached = self.reached,
@@ -150,6 +150,14 @@ local function follow_links(self, all)
   ranks.follow_links(self, hosts, known)
 end
 
+-- The number of the run: that of a rank that has one, or of a run that begins, that of its first generation.
+local function number_of(all)
+  for _, other in ipairs(all) do
+    if other.number then return other.number end
+  end
+  return all[1].nonce
+end
+
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.
 local function begin_session(self)
   local roster = self.cluster:roster()
@@ -158,6 +166,7 @@ local function begin_session(self)
   if self.ledger then money.pay(self) end   -- all until now
   local all = exchange(self)
   self.state:set_nonce(all[1].nonce)
+  snapshots.claim(self, number_of(all))
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0

@@ -360,6 +360,7 @@ function loop.start(self)
   local started = native.clock()
   local a = self.arguments
   self:prepare()
+  snapshots.claim_again(self)
   self.first_step = self.step
   -- A rank that joined has these from the others.
   if not self.phases_done then self.phases_done, self.interrupted = 0, false end
@@ -385,6 +386,7 @@ function loop.start(self)
   if not ok and done == #phases - 1 and select(2, errors.describe(problem)) == "ended" then ok = true end
   control.leave(self, ok and "the run has ended" or "the run failed: " .. errors.describe(problem))
   if not ok then
+    snapshots.release(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     if done == 0 then saving.keep_failed(self, reporter, problem) end

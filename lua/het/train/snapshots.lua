@@ -52,6 +52,30 @@ end
 -- One is whole on all ranks.
 local function note(run, tier, task) run.snapshot_taken[tier] = { step = task:step(), at = os.time() } end
 
+--- Keep other runs out of the run's folder while this one trains. All ranks call it. An error on ranks of a run that
+-- goes on without those that it loses is theirs alone.
+-- @number[opt] number that the ranks of the run have in common, the first time
+function snapshots.claim(run, number)
+  run.number = run.number or number
+  if not run.snapshots then return end
+  if run.member and run.cluster:roster().number > 1 then return run.snapshots:claim(run.number) end
+  together.call(run, run.snapshots.claim, run.snapshots, run.number)
+end
+
+--- The run has stopped training, so that another one may train there.
+function snapshots.release(run)
+  if not run.snapshots then return end
+  for _, task in ipairs(run.left_to_end or {}) do pcall(task.wait, task) end
+  run.snapshots:release()
+  run.released = true
+end
+
+--- A run that has stopped trains again.
+function snapshots.claim_again(run)
+  if run.released then snapshots.claim(run) end
+  run.released = false
+end
+
 -- A run that goes on from snapshots on disk has the model that they are of.
 local function require_same_model(run)
   local folder = (run.arguments.snapshot or {}).folder
@@ -430,7 +454,7 @@ function snapshots.leave(run)
   local disk = run.snapshotting.disk
   if disk then result_of(run, disk, "on disk") end
   snapshots.finish(run)
-  for _, task in ipairs(run.left_to_end) do pcall(task.wait, task) end
+  snapshots.release(run)
   run.snapshots:leave()
 end
 

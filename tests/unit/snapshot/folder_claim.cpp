@@ -1,0 +1,62 @@
+// One run at a time has its snapshots in a folder: FolderClaim, between processes.
+#include "snapshot/folder_claim.h"
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <optional>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/base/error.h"
+#include "tests/unit/io/scratch.h"
+
+using namespace het;
+using namespace het::testing;
+
+namespace {
+
+// Whether another process may claim the folder for a run.
+bool another_may(const std::string& folder, int64_t run) {
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      const FolderClaim claim(folder, run);
+      _exit(0);
+    } catch (const Error& error) {
+      _exit(error.kind() == ErrorKind::usage ? 1 : 2);
+    }
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) <= 1);
+  return WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("a folder is one run's while any process of it has a claim", "[snapshot folder]") {
+  const Scratch scratch;
+  const std::string place = scratch.folder() + "/not/there yet";
+  std::optional<FolderClaim> first(std::in_place, place, 7);
+  REQUIRE(another_may(place, 7));
+  REQUIRE_FALSE(another_may(place, 8));
+  const FolderClaim again(place, 9);  // another run of this process shares its lock
+  first.reset();
+  REQUIRE_FALSE(another_may(place, 9));
+}
+
+TEST_CASE("a folder is free when its run has let it go, or its processes have ended", "[snapshot folder]") {
+  const Scratch scratch;
+  { const FolderClaim first(scratch.folder(), 7); }
+  REQUIRE(another_may(scratch.folder(), 8));
+  REQUIRE(another_may(scratch.folder(), 9));
+}
+
+TEST_CASE("what a claim cannot read or write keeps no run out", "[snapshot folder]") {
+  const Scratch scratch;
+  std::ofstream(scratch.folder() + "/run.lock") << "not written by a run";
+  const FolderClaim claim(scratch.folder(), 7);
+  REQUIRE_FALSE(another_may(scratch.folder(), 8));
+}
