@@ -72,9 +72,11 @@ void write_owner(const Descriptor& file, const Owner& owner) {
 [[noreturn]] void refuse(const Path& folder, const std::optional<Owner>& owner) {
   std::string who = "another process";
   if (owner) who = "process " + std::to_string(owner->pid) + " on " + owner->host;
-  fail_usage("'{}' is in use: {} trains a run whose snapshots are there. Wait for it to end, stop it, or choose another "
-             "`snapshot.folder`",
-             folder.text, who);
+  fail_usage(
+      "'{}' is in use: {} trains a run whose snapshots are there. Wait for it to end, stop it, or choose "
+      "another "
+      "`snapshot.folder`",
+      folder.text, who);
 }
 
 // Takes the lock. False: there are none here.
@@ -107,14 +109,14 @@ FolderClaim::FolderClaim(const Path& folder, int64_t run) {
   static std::map<std::tuple<pid_t, dev_t, ino_t>, std::weak_ptr<Lock>> locks;
   make_folder(folder);
   auto lock = std::make_shared<Lock>();
-  lock->file =
-      Descriptor(folder.opener().open(folder.child(kName).text, OpenMode::append, folder.purpose));
+  lock->file = Descriptor(folder.opener().open(folder.child(kName).text, OpenMode::append, folder.purpose));
   struct stat found {};
   if (!lock->file || fstat(lock->file.number(), &found) != 0) return;
   const std::scoped_lock guard(mutex);
   std::weak_ptr<Lock>& held = locks[{getpid(), found.st_dev, found.st_ino}];
   lock_ = held.lock();
-  if (lock_ != nullptr || !het::lock(lock->file, folder, {run, static_cast<long>(getpid()), host_name()})) return;
+  if (lock_ != nullptr || !het::lock(lock->file, folder, {run, static_cast<long>(getpid()), host_name()}))
+    return;
   lock_ = std::move(lock);
   held = lock_;
 }

@@ -1,9 +1,9 @@
-// The claim of a run on its folder of snapshots: while one trains, another run that would write there, and remove
-// what it does not know, is refused.
+// The claim of a run on its folder of snapshots: while one trains, another run that would write there, and
+// remove what it does not know, is refused.
 //
-// A file in the folder says which run has it. Each process of the run holds a shared lock on that file until its
-// claim goes, or the process does; whoever finds no lock may write another run there. On a file system without
-// locks, and in a folder where no file can be written, a claim always succeeds.
+// A file in the folder says which run has it. Each process of the run holds a shared lock on that file until
+// its claim goes, or the process does; whoever finds no lock may write another run there. On a file system
+// without locks, and in a folder where no file can be written, a claim always succeeds.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace het {
 
 class FolderClaim {
  public:
-  // `run`: a number that the ranks of a run have in common and no other run has. The folder is made where it is
-  // missing. Claims of one process on one folder share its lock, also those of several runs, which follow each
-  // other. Throws Error(usage) where another run has the folder.
+  // `run`: a number that the ranks of a run have in common and no other run has. The folder is made where it
+  // is missing. Claims of one process on one folder share its lock, also those of several runs, which follow
+  // each other. Throws Error(usage) where another run has the folder.
   FolderClaim(const Path& folder, int64_t run);
 
  private:

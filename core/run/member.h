@@ -50,8 +50,8 @@ class Member {
     std::vector<MemberRecord> members;  // by rank
   };
   // The next generation that this member is in: waits for it. Nothing: the run has ended. Throws Error(peer)
-  // when too few members are left, or when the others went on without this one too often: the first times it
-  // joins again by another id. `waited` is called now and then and may throw, to wait no longer.
+  // when too few members come to begin, or when the others went on without this one too often: the first
+  // times it joins again by another id. `waited` is called now and then and may throw, to wait no longer.
   std::optional<Formation> next_generation(const std::function<void()>& waited = {});
 
   // What became of the generation.

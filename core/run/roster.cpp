@@ -382,8 +382,11 @@ void RosterMachine::decide_next(Time now) {
   if (own == left.end()) return;  // the others decide
   Roster next = next_roster(left);
   if (static_cast<int>(next.members.size()) < least()) {
-    if (short_since_ == Time{}) short_since_ = now;
-    return wait_for_members(next.members.size(), short_since_, now);
+    // Others may come. Then those that are left go on, to save what they have; they do not wait again.
+    const bool waited = static_cast<int>(roster_->members.size()) < least();
+    if (short_since_ == Time{}) short_since_ = waited ? now - options_.timeout : now;
+    ready = std::max(ready, short_since_ + options_.timeout);
+    next.reason += fmt::format(", and {}", too_few(next.members.size()));
   }
   propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), revision_, now);
 }
@@ -571,8 +574,12 @@ void RosterMachine::wait_for_members(size_t count, Time since, Time now) {
     return;
   }
   const std::string reason = why_.empty() ? "" : fmt::format(" ({})", why_);
-  actions_.emplace_back(GiveUp{fmt::format("{} of at least {} members were there within {} ms{}", count,
-                                           least(), options_.timeout.count(), reason)});
+  actions_.emplace_back(GiveUp{too_few(count) + reason});
+}
+
+std::string RosterMachine::too_few(size_t count) const {
+  return fmt::format("{} of at least {} members were there within {} ms", count, least(),
+                     options_.timeout.count());
 }
 
 }  // namespace het

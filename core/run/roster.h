@@ -7,7 +7,7 @@
 // the transport waits. It is unreachable when a connection to it ended while its key stands: who sees that
 // says so in its record. On either all members give up the generation. The first member left waits a moment,
 // for losses come in groups, and proposes the next roster; the others do the same, each a little later, so
-// that a proposer who dies delays and never blocks.
+// that a proposer who dies delays and never blocks. Fewer members than a run needs wait for others first.
 #pragma once
 
 #include <chrono>
@@ -40,8 +40,9 @@ struct Roster {
   std::string reason;                // of the change, in words
   std::vector<std::string> lost, joined;
   std::vector<std::string> gone;  // lost before, the newest last: their keys may stand a while
-  int least = 1,
-      most = 1;  // members in any roster of the run, as given to the member that made the first one
+  // Members in any roster of the run, as given to the member that made the first one. A roster has fewer than
+  // `least` where no others came in time after a loss: its members save what they have, and end the run.
+  int least = 1, most = 1;
   bool operator==(const Roster&) const = default;
 };
 
@@ -184,6 +185,7 @@ class RosterMachine {
   int most() const { return roster_ ? roster_->most : options_.most; }
   void propose_at(Time at, Roster roster, int64_t revision, Time now);
   void wait_for_members(size_t count, Time since, Time now);
+  std::string too_few(size_t count) const;  // in words
   std::string name_of(const std::string& id) const;
 
   RosterOptions options_;

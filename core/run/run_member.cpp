@@ -101,7 +101,8 @@ std::unique_ptr<Generation> RunMember::next() {
     const auto roster = member_->roster();
     const std::string run = fmt::format("run '{}'", settings.run);
     settings.warn(!roster   ? fmt::format("{} waits for its members to come", run)
-                  : opened_ ? fmt::format("this process waits for other members of {}; it goes on with {}",
+                  : opened_ ? fmt::format("this process waits for other members of {}; it goes on with {}, "
+                                          "and with fewer it saves what there is and ends",
                                           run, roster->least)
                             : fmt::format("this process waits to join {}, which has {} of at most {} members",
                                           run, roster->members.size(), roster->most));

@@ -672,13 +672,27 @@ class Elastic(unittest.TestCase):
                 self.assertEqual([(g['members'], g['lost']) for g in self.generations()], [(4, 1)], err)
                 self.assert_same_curve(right)
 
-    def test_too_few_ranks_end_the_run(self):
-        process = self.start_held({6: 0}, '--timeout=2s', elastic='4:4')
-        self.until_step(process, 5)
-        os.kill(self.ranks(process)[1], signal.SIGKILL)
-        self.go(6)
-        _, err = self.ended(process, code=75)
-        self.assertRegex(err, r'3 of at least 4 members were there within 2000 ms')
+    def test_too_few_ranks_save_what_they_have_and_end(self):
+        right = self.undisturbed()
+        for words in (('--save=model', '--sharded'), ('--snapshots=kept',), ()):
+            with self.subTest(words=words):
+                process = self.start_held({6: 0}, '--timeout=2s', *words, elastic='4:4')
+                self.until_step(process, 5)
+                os.kill(self.ranks(process)[1], signal.SIGKILL)
+                self.go(6)
+                _, err = self.ended(process, code=75)
+                self.assertRegex(err, r'the run ended after step 5: rank 1 .*is lost, and 3 of at least 4 members were there within '
+                                 r'2000 ms')
+                if not words:
+                    self.assertRegex(err, r'stopped after step 5; nothing saved')
+                    continue
+                self.assertRegex(err, r'stopped and saved after step 5 in model' if 'model' in words[0] else
+                                 r'stopped after step 5; its snapshot is in kept')
+                self.ended(self.start(*words, '--resume', elastic='2:4'))
+                again = self.losses()[0]
+                self.assertEqual(min(again), 6)
+                for step, loss in again.items():
+                    self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
 
     def test_an_interrupt_ends_all_ranks(self):
         process = self.start_held({10: 0, 41: 0}, '--save=model')

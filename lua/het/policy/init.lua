@@ -38,9 +38,10 @@ policy.on_notice = define.document({
     .. "    return (notice.seconds_left or 0) > 60 and \"wait\" or \"leave\"\n  end",
 }, require "het.policy.on_notice")
 
--- What a function of the recipe answers, or the default; on the first rank.
+-- What a function of the recipe answers, or the default; on the first rank. Of ranks that are too few, and only save
+-- what they have, a recipe need not know.
 local function ask(run, name, what)
-  local own = run.arguments[name]
+  local own = not what.ends and run.arguments[name]
   local answer
   run.deciding = name
   local ok, problem = pcall(function()

@@ -45,6 +45,12 @@ local function reason_of(self, roster)
   return roster.reason:gsub(" is lost$", " has left"):gsub(" are lost$", " have left") .. ": " .. why
 end
 
+--- Whether too few ranks are left for the run, and no others came in time: these save what they have, and end it.
+function elastic.is_too_small(self)
+  local roster = self.member and self.cluster:roster()
+  return roster and #roster.members < roster.least or false
+end
+
 -- What a policy decides a change by.
 -- @string kind see het.policy.on_change
 local function change_of(self, kind, more)
@@ -52,7 +58,7 @@ local function change_of(self, kind, more)
   more.kind, more.generation, more.reason, more.ranks = kind, roster.number, self.change_reason, #roster.members
   more.step, more.steps_left, more.step_seconds = self.step, left, self.step_seconds
   more.seconds_left = self.step_seconds and self.step_seconds * left
-  more.change_seconds = self.change_seconds
+  more.change_seconds, more.ends = self.change_seconds, elastic.is_too_small(self) or nil
   return more
 end
 
@@ -445,7 +451,7 @@ local function go_on(self, reporter, problem)
   self.went_back = nil
   reporter:lead(self.rank == 0)
   reporter:generation { generation = roster.number, reason = self.change_reason, members = #roster.members,
-    lost = lost, joined = joined, step = self.step,
+    lost = lost, joined = joined, step = self.step, ends = elastic.is_too_small(self) or nil,
     steps_repeated = repeated, moved_bytes = moved_bytes_of(self.session.restored),
     bytes = (self.session.restored or {}).bytes,
     connected_seconds = connected - started, seconds = native.clock() - started }

@@ -214,6 +214,10 @@ local function take_steps(self, reporter)
   local a = self.arguments
   -- It came before the first step, or a rank was lost while the others learnt of it.
   if self:asked_to_stop(self.interrupted or self.stopped) then return true end
+  if elastic.is_too_small(self) then
+    self.too_small = ("the run ended after step %d: %s"):format(self.step, self.change_reason)
+    return true
+  end
   if self.follow_again then
     if follow(self, reporter, self.last_step) then return true end
   elseif self.member and a.keep_best and self.best_step == self.step then
@@ -393,7 +397,7 @@ function loop.start(self)
     local why_failed, kind = errors.describe(problem)
     local lost = tonumber(why_failed:match "rank (%d+)")
     local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left
-    if self.cluster and kind == "peer" and speaks then saving.say_kept(self, why_failed) end
+    if self.cluster and kind == "peer" and speaks then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
@@ -402,6 +406,7 @@ function loop.start(self)
   if self.leaves then pcall(self.notices.acknowledge, self.notices) end   -- the machine may be taken away now
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
+  if self.too_small then errors.raise("peer", "%s", self.too_small) end
   return results
 end
 

@@ -109,7 +109,7 @@ function Progress:lead(leads)
   for _, entry in ipairs(self.last or {}) do self:record(entry) end
 end
 
---- After the ranks of the run have changed: what changed, and what it took.
+--- After the ranks of the run have changed: what changed, and what it took; `ends`: they are too few to go on.
 function Progress:generation(entry)
   self:record(entry)
   local from = {}
@@ -121,8 +121,10 @@ function Progress:generation(entry)
   local repeated = entry.steps_repeated > 0 and (", %s %s repeated"):format(
     text.plural(entry.steps_repeated, "step"), entry.steps_repeated == 1 and "is" or "are") or ""
   local joined = entry.joined > 0 and (" (%d joined)"):format(entry.joined) or ""
-  self:say(("generation %d: %s%s; %s %s on after step %d, %s of state moved%s%s, %.2f s"):format(entry.generation,
-    entry.reason, joined, text.plural(entry.members, "rank"), entry.members == 1 and "goes" or "go", entry.step,
+  local go_on = entry.members == 1 and (entry.ends and "ends the run" or "goes on")
+    or (entry.ends and "end the run" or "go on")
+  self:say(("generation %d: %s%s; %s %s after step %d, %s of state moved%s%s, %.2f s"):format(entry.generation,
+    entry.reason, joined, text.plural(entry.members, "rank"), go_on, entry.step,
     text.bytes(entry.moved_bytes), table.concat(from), repeated, entry.seconds))
 end
 

@@ -217,8 +217,7 @@ function saving.keep_failed(run, reporter, problem)
 end
 
 --- Print what a run that ends by the loss of ranks can go on from.
--- @string why it ends
-function saving.say_kept(run, why)
+function saving.say_kept(run)
   local folder = run.arguments.save
   local held = folder and run.wrote[real(folder)] and files.held(folder)
   local taken = (run.arguments.snapshot or {}).folder
@@ -228,7 +227,7 @@ function saving.say_kept(run, why)
   elseif newest then
     native.write("stderr", ("%s holds snapshots up to step %d: --resume goes on with them\n"):format(taken,
       newest.step))
-  elseif not taken and (not run.member or why:find "members were there") then
+  elseif not taken and not run.member then
     native.write("stderr", ("nothing was saved of %s (set `save` with `save_every`, or `snapshot.folder`)\n"):format(
       text.plural(run.step, "step")))
   end

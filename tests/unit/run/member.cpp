@@ -61,7 +61,7 @@ struct Script {
   StoreUnderTest& under_test;
   std::string run;
   int launched = 3, least = 1, most = 4;
-  milliseconds steady{300'000};
+  milliseconds steady{300'000}, timeout{20'000};
 
   Process begin(int order, const std::string& recipe = "r") const {
     Process process;
@@ -79,7 +79,7 @@ struct Script {
     options.least = least;
     options.most = most;
     options.steady = steady;
-    options.timeout = milliseconds(20'000);
+    options.timeout = timeout;
     options.record.host = "here";
     options.record.order = order;
     options.record.recipe_digest = recipe;
@@ -294,6 +294,41 @@ TEST_CASE("members go on when the embedded store starts again", "[member]") {
   script.open({&a, &b, &d});
   check_generation({&a, &b, &d}, a.generation->number());
   CHECK(a.generation->number() > number);
+}
+
+TEST_CASE("members that are too few wait for others, and then go on among themselves", "[member]") {
+  const StoreKind kind = store_kinds().front();
+  const auto under_test = kind.start();
+  Script script{*under_test, "few"};
+  script.least = 3;
+  script.timeout = milliseconds(1'500);
+  Process a = script.begin(0), b = script.begin(1), c = script.begin(2);
+  script.open({&a, &b, &c});
+
+  SECTION("where nobody comes") {
+    c.member->leave();
+    c.generation->close("it leaves");
+    const auto began = std::chrono::steady_clock::now();
+    script.open({&a, &b});
+    CHECK(std::chrono::steady_clock::now() - began >= script.timeout);
+    check_generation({&a, &b}, 2);
+    const Roster& roster = a.generation->formation().roster;
+    CHECK(roster.least == 3);
+    CHECK_THAT(roster.reason, Catch::Contains("2 of at least 3 members were there within 1500 ms"));
+    b.member->leave();  // another loss is not waited for
+    b.generation->close("it leaves");
+    script.open({&a});
+    check_generation({&a}, 3);
+  }
+
+  SECTION("where somebody comes") {
+    c.member->leave();
+    c.generation->close("it leaves");
+    Process d = script.begin(-1);
+    script.open({&a, &b, &d});
+    check_generation({&a, &b, &d}, 2);
+    CHECK_THAT(a.generation->formation().roster.reason, !Catch::Contains("at least"));
+  }
 }
 
 TEST_CASE("who comes to a full run waits; who has another recipe is refused", "[member]") {
