@@ -382,6 +382,7 @@ void Member::broken(int64_t generation, const std::string& why) {
 void Member::ask_change(int64_t generation, const std::string& reason) {
   post(RosterMachine::ChangeAsked{generation, reason});
 }
+void Member::hurry() { post(RosterMachine::Hurry{}); }
 void Member::end_run() {
   constexpr milliseconds kStoreKnows{2000};
   post(RosterMachine::RunEnded{});

@@ -71,6 +71,8 @@ class Member {
   // under way.
   void on_abort(int64_t generation, std::function<void(const std::string& why)> abort);
 
+  // After a loss this member waits for others no longer, though too few are left: those save what they have.
+  void hurry();
   // For all members, which have ended their last step together: none waits for another generation any more.
   // Returns when the store knows, or does not answer.
   void end_run();

@@ -168,6 +168,7 @@ void RosterMachine::note(const Event& event, Time now) {
                    if (roster_ && asked.generation == roster_->number) change_ = asked.reason;
                  },
                  [&](const RunEnded&) { run_ended_ = true; },
+                 [&](const Hurry&) { hurries_ = true; },
                  [&](const Tick&) {},
              },
              event);
@@ -383,10 +384,12 @@ void RosterMachine::decide_next(Time now) {
   Roster next = next_roster(left);
   if (static_cast<int>(next.members.size()) < least()) {
     // Others may come. Then those that are left go on, to save what they have; they do not wait again.
-    const bool waited = static_cast<int>(roster_->members.size()) < least();
-    if (short_since_ == Time{}) short_since_ = waited ? now - options_.timeout : now;
-    ready = std::max(ready, short_since_ + options_.timeout);
-    next.reason += fmt::format(", and {}", too_few(next.members.size()));
+    const bool waits_for_others = !hurries_ && static_cast<int>(roster_->members.size()) >= least();
+    if (short_since_ == Time{}) short_since_ = now;
+    if (waits_for_others) ready = std::max(ready, short_since_ + options_.timeout);
+    next.reason += ", and " + (waits_for_others ? too_few(next.members.size())
+                                                : fmt::format("{} of at least {} members are left",
+                                                              next.members.size(), least()));
   }
   propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), revision_, now);
 }

@@ -109,9 +109,10 @@ class RosterMachine {
     std::string reason;
   };
   struct RunEnded {};
+  struct Hurry {};  // after a loss others are waited for no longer
   struct Tick {};
   using Event = std::variant<MemberSeen, MemberGone, Listed, RosterSeen, LaunchLost, ProposalLost, PeerLost,
-                             Broken, Opened, ChangeAsked, RunEnded, Tick>;
+                             Broken, Opened, ChangeAsked, RunEnded, Hurry, Tick>;
 
   // --- actions
   struct Propose {  // by compare-and-set; then RosterSeen when it is made, else ProposalLost
@@ -195,7 +196,7 @@ class RosterMachine {
   std::optional<Roster> roster_;
   int64_t revision_ = 0, ended_before_ = 0;  // the last number of a run of this name that has ended
   bool opened_ = false, aborted_ = false, proposed_ = false, run_ended_ = false, ended_ = false;
-  bool evicted_ = false;
+  bool evicted_ = false, hurries_ = false;
   bool forms_ = false;         // as soon as it knows the members
   bool store_forgot_ = false;  // it may have held newer rosters than this member has seen
   int64_t lost_proposals_ = 0;

@@ -86,14 +86,18 @@ std::unique_ptr<Generation> RunMember::next() {
     tcp.ended = std::move(ended);
     return make_tcp(std::move(tcp));
   };
-  // What a rank has learnt can be saved once the others are there again, which takes no longer than a lease.
+  // What a rank has learnt can be saved once the others that are left are there, which takes no longer than a
+  // lease.
   const auto grace = 2 * (opened_ ? MemberOptions{}.lease_ttl : std::chrono::milliseconds(0));
   const auto began = Clock::now();
   bool said = false;
   std::optional<Clock::time_point> interrupted;
   const auto waited = [&] {
     const JoinSettings& settings = joining_.settings;
-    if (settings.is_interrupted && settings.is_interrupted() && !interrupted) interrupted = Clock::now();
+    if (settings.is_interrupted && settings.is_interrupted() && !interrupted) {
+      interrupted = Clock::now();
+      member_->hurry();
+    }
     if (interrupted && Clock::now() - *interrupted >= grace)
       throw Error(ErrorKind::peer, "interrupted while members of the run are missing");
     if (said || Clock::now() - began < joining_.warn_after || !settings.warn) return;

@@ -694,6 +694,17 @@ class Elastic(unittest.TestCase):
                 for step, loss in again.items():
                     self.assertAlmostEqual(loss, right[0][step], delta=1e-4 * abs(loss), msg=f'step {step}')
 
+    def test_an_interrupt_saves_what_ranks_have_that_are_too_few(self):
+        process = self.start_held({6: 0}, '--save=model', elastic='4:4')
+        self.until_step(process, 5)
+        os.kill(self.ranks(process)[1], signal.SIGKILL)
+        self.go(6)
+        self.until_said(process, 'was killed by signal 9')
+        process.send_signal(signal.SIGTERM)
+        _, err = self.ended(process, code=130)
+        self.assertRegex(err, r'rank 1 .*is lost, and 3 of at least 4 members are left')
+        self.assertRegex(err, r'stopped and saved after step 5 in model')
+
     def test_an_interrupt_ends_all_ranks(self):
         process = self.start_held({10: 0, 41: 0}, '--save=model')
         self.until_step(process, 9)

@@ -215,6 +215,7 @@ local function take_steps(self, reporter)
   -- It came before the first step, or a rank was lost while the others learnt of it.
   if self:asked_to_stop(self.interrupted or self.stopped) then return true end
   if elastic.is_too_small(self) then
+    if self.cluster:any(self.notices:notice() ~= nil) then return true end
     self.too_small = ("the run ended after step %d: %s"):format(self.step, self.change_reason)
     return true
   end
