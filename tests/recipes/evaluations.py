@@ -74,8 +74,9 @@ return het.train(student)''')
 class Noise(Case):
     def test_layers_draw_other_numbers_in_each_step_and_the_same_under_every_plan(self):
         (self.folder / 'evaluations.lua').write_text('''local het = require "het"
-local opt = het.options { kind = { "normal", "" }, precision = { "f32", "", choices = { "f32", "bf16" } } }
-return het.train { batch = 64, microbatch = 16, steps = 6, precision = opt.precision,
+local opt = het.options { kind = { "normal", "" }, precision = { "f32", "", choices = { "f32", "bf16" } },
+  microbatch = { 16, "" } }
+return het.train { batch = 64, microbatch = opt.microbatch, steps = 6, precision = opt.precision,
   model = het.nn.layer { parameters = { w = { 1, init = "ones" } },
     forward = function(self, x) return self.builder[opt.kind](self.builder, x) * self.w end },
   data = het.data.pairs { inputs = het.randn({ 256, 40 }, "f32", 1), labels = het.zeros { 256, 40 }, holdout = 64 / 256 },
@@ -92,8 +93,10 @@ return het.train { batch = 64, microbatch = 16, steps = 6, precision = opt.preci
             self.assertEqual(len(set(held)), 1)
             for loss in steps + held:
                 self.assertAlmostEqual(loss, square, delta=0.15 * square)
-            for one, two in zip(steps, losses(f'--kind={kind}', '--workers=2')[0]):
-                self.assertAlmostEqual(one, two, delta=1e-6)
+            for words in (('--workers=2',), ('--microbatch=4',)):
+                others, holds = losses(f'--kind={kind}', *words)
+                for one, two in zip(steps + held, others + holds):
+                    self.assertAlmostEqual(one, two, delta=1e-6)
             for one, two in zip(steps, losses(f'--kind={kind}', '--precision=bf16')[0]):
                 self.assertAlmostEqual(one, two, delta=1e-2)
 

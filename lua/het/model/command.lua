@@ -243,6 +243,7 @@ local function add_losses(progress, opened, ids, context, samples, precision)
     for s = 1, samples do inputs[s], labels[s] = window(ids, first + (s - 1) * context, context) end
     executor:write("inputs", native.tensor(inputs, "i32", { samples, context }), 1)
     executor:write("labels", native.tensor(labels, "i32", { samples, context }), 1)
+    if made.counter then executor:write("counter", native.tensor({ 0, (first - 1) / context }, "i64"), 1) end
     if not executor:run() then progress.interrupt() end
     progress.add(math.min(samples * context, #ids - first), executor:number "loss")
   end

@@ -123,7 +123,7 @@ end
 --- The number of the step, from 1: i64[].
 function Builder:step() return self:input("step", "i64", {}, true) end
 
---- Dropout's counter {step, first sample}: i64[2], written for each micro-batch.
+--- What is drawn depends on {step, first sample}: i64[2], written for each micro-batch; in evaluations the step is 0.
 function Builder:counter() return self:input("counter", "i64", { 2 }) end
 
 --- Zeros in the graph.
@@ -220,13 +220,14 @@ function Builder:dropout(x, probability)
   return op.dropout(x, self:counter(), { p = probability, seed = self.seed, stream = stream })
 end
 
--- The counter of what is drawn: while training that of the micro-batch, else one that never changes.
+-- The counter of what is drawn: that of the micro-batch. Calls on tensors, and generation, have none that changes.
 local function counter_of_draw(self)
-  return self.mode == "train" and self:counter() or native.tensor({ 0, 0 }, "i64")
+  local is_fixed = self.mode == "generate" or type(self.graph) == "table"
+  return is_fixed and native.tensor({ 0, 0 }, "i64") or self:counter()
 end
 
 --- Random numbers above 0 and below 1 in the shape of x, which has samples first: f32. Other ones in each step, the
--- same under every plan; in evaluations they are always the same.
+-- same under every plan; in evaluations the same for a sample each time.
 function Builder:uniform(x)
   self.draws = (self.draws or 0) + 1
   local stream = stream_of(("%s uniform#%d"):format(self:path(), self.draws))

@@ -202,7 +202,8 @@ function graphs.evaluation(spec, averaged)
   local b = builder.new { precision = spec.precision, mode = "evaluate", seed = spec.seed,
     in_place_of = kept and kept.evaluate and in_place_of or nil }
   b.graph:output("loss", graphs.loss(b, spec))
-  return { graph = b.graph, figures = b.figures, positions = b.values["input:positions"] ~= nil, counter = false,
+  return { graph = b.graph, figures = b.figures, positions = b.values["input:positions"] ~= nil,
+    counter = b.values["input:counter"] ~= nil,
     average_weight = b.values["input:average_weight"] ~= nil }
 end
 

@@ -210,7 +210,7 @@ function session.new(run, before)
   self.sampler = a.data:sampler(sampled)
   if a.evaluate.every > 0 and a.data:has_holdout() then
     local made = graphs.evaluation(spec, training.averaged)
-    self.evaluates_average = made.average_weight
+    self.evaluates_average, self.evaluates_counter = made.average_weight, made.counter
     self.evaluator = executor_of(self, program_of(self, made), made)
     sampled.split, sampled.start = "holdout", 0
     self.holdout = a.data:sampler(sampled)
@@ -231,9 +231,19 @@ local function write_batch(self, executor, batch)
   executor:write("scale", native.tensor({ 1 / math.max(1, batch.count) }, "f32"))
 end
 
--- Add `share` times the sums of a batch's loss and figures; false when interrupted.
-local function add_evaluated(self, sums, batch, share)
+-- Say where the batch of an executor stands, whose first sample is number `first`: in all that is drawn.
+local function write_counter(self, executor, step, first)
+  for i = 1, self.own_microbatches do
+    local sample = first + (self.first_microbatch + i - 1) * self.microbatch
+    executor:write("counter", native.tensor({ step, sample * self.rows }, "i64"), i)
+  end
+end
+
+-- Add `share` times the sums of a batch's loss and figures, whose first sample is number `first`; false when
+-- interrupted.
+local function add_evaluated(self, sums, batch, share, first)
   write_batch(self, self.evaluator, batch)
+  if self.evaluates_counter then write_counter(self, self.evaluator, 0, first) end
   if self.evaluates_average then self.evaluator:write("average_weight", average.weight(self.run)) end
   if not self.evaluator:run() then return false end
   local loss, figures = read_loss(self, self.evaluator)
@@ -255,12 +265,12 @@ function Session:evaluate()
   end
   self.holdout:seek(0)
   local sums = { loss = 0, count = 0 }
-  for _ = 1, self.run.arguments.evaluate.batches do
-    local batch = self.holdout:next()
+  for i = 1, self.run.arguments.evaluate.batches do
+    local batch, first = self.holdout:next(), (i - 1) * self.run.arguments.batch
     if batch.count > 0 then
-      if not add_evaluated(self, sums, batch, 1) then return nil end
+      if not add_evaluated(self, sums, batch, 1, first) then return nil end
       local copies, share = batch.copies, -(batch.filled or 0) / self.run.arguments.batch
-      if copies and copies.count > 0 and not add_evaluated(self, sums, copies, share) then return nil end
+      if copies and copies.count > 0 and not add_evaluated(self, sums, copies, share, first) then return nil end
     end
   end
   for name, sum in pairs(sums.figures or {}) do sums.figures[name] = sum / sums.count end
@@ -291,12 +301,7 @@ function Session:train_step()
   for name, number in pairs(a.optimizer:numbers(step, a.steps)) do executor:write("optimizer." .. name, number) end
   executor:write("step", step)
   if a.ema then executor:write("average_weight", average.weight_of_step(run, step)) end
-  if self.has_counter then
-    for i = 1, self.own_microbatches do
-      local sample = (self.first_microbatch + i - 1) * self.microbatch * self.rows
-      executor:write("counter", native.tensor({ step, sample }, "i64"), i)
-    end
-  end
+  if self.has_counter then write_counter(self, executor, step, 0) end
   fault.in_step(executor, step)
   chaos.in_step(run, executor, step)
   if step == run.trace_step then
