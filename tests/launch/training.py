@@ -271,6 +271,36 @@ return het.train {
             self.hetrun(*common)
             self.assert_same_weights('alone', name)
 
+    def test_a_run_that_fails_on_all_ranks_or_one_is_saved(self):
+        (self.folder / 'fails.lua').write_text('''local het = require "het"
+local opt = het.options { how = { "", "" }, save = { "", "", path = "write" }, snapshots = { "", "", path = "write" } }
+local x = het.randn({ 40, 8 }, "f32", 1)
+return het.train { model = het.nn.linear(8, 8), data = het.data.pairs { inputs = x, labels = x }, batch = 8, steps = 30,
+  optimizer = het.optim.sgd { lr = function(step)
+    if opt.how == "rate" and step == 6 then error "no rate" end
+    return opt.how == "loss" and step > 5 and 1e30 or 0.01
+  end }, evaluate = { every = 0 }, save = opt.save ~= "" and opt.save or nil,
+  snapshot = opt.snapshots ~= "" and { folder = opt.snapshots, every = 100 } or nil,
+  on_step = function(run, step)
+    if step.step == 5 and (opt.how == "all" or opt.how == "one" and run.rank == 1) then error "no more" end
+  end }''')
+        for ranks in (['--workers', 2], ['--workers', 2, '--elastic', '1:2']):
+            for how, said, step in (('loss', r'step \d+: the (loss|gradient) is ', None), ('all', r'fails.lua:11: no more', 6),
+                                    ('one', r'rank 1: fails.lua:11: no more', 6)):
+                with self.subTest(ranks=ranks, how=how):
+                    shutil.rmtree(self.folder / 'kept', ignore_errors=True)
+                    err = self.hetrun(*ranks, 'fails.lua', f'--how={how}', '--save=kept', code=2)[1]
+                    self.assertRegex(err, said)
+                    saved = int(re.search(r'failed and saved after step (\d+) in kept', err)[1])
+                    self.assertGreaterEqual(saved, step or 5)
+                    self.assertTrue((self.folder / 'kept' / 'training.snapshot').exists())
+        err = self.hetrun('--workers', 2, 'fails.lua', '--how=loss', '--snapshots=snaps', code=2)[1]
+        self.assertRegex(err, r'failed after step \d+; its snapshot is in snaps')
+        for words in (('--how=rate', '--save=kept2'), ('--how=rate',)):
+            err = self.hetrun('--workers', 2, 'fails.lua', *words, code=2)[1]
+            self.assertRegex(err, r'no rate')
+            self.assertEqual(err.count('nothing was saved of 5 steps'), 1, err)
+
     def test_the_first_rank_writes_text_with_the_whole_model(self):
         alone, _ = self.hetrun('lopsided.lua')
         for ranks, words in ((RANKS, '--spread'), (6, '--tensor'), (6, '--mixed')):

@@ -20,6 +20,7 @@ local saving = require "het.train.saving"
 local snapshots = require "het.train.snapshots"
 local source = require "het.language.source"
 local text = require "het.text"
+local together = require "het.train.together"
 
 local loop = {}
 
@@ -169,17 +170,20 @@ local function is_interrupted_in(callback, ...)
   return not ok
 end
 
--- What is said of a step, and the recipe's on_step. Returns whether that was interrupted.
+-- What is said of a step, and the recipe's on_step. Returns whether the run is to end: that was interrupted, or raised
+-- an error, `failed`, on one of several ranks, whose others go on until they learn of it.
 local function report(self, reporter, step)
   local on_step = self.arguments.on_step
   if step.lr and (self.reported or 0) < step.step then
     self.reported = step.step
     reporter:step(step, snapshots.newest(self))
   end
-  if not (on_step and step.lr and self.called < step.step) then return false end
-  local interrupted = is_interrupted_in(on_step, handle.of(self), handle.export(step))
+  if self.failed or not (on_step and step.lr and self.called < step.step) then return false end
+  local ok, interrupted = pcall(is_interrupted_in, on_step, handle.of(self), handle.export(step))
+  if not ok and (not self.cluster or elastic.is_loss(interrupted)) then error(interrupted, 0) end
+  self.failed = not ok and interrupted or nil
   self.called = self.step   -- an earlier one where run:restore took the run back
-  return interrupted
+  return self.failed ~= nil or interrupted
 end
 
 -- What follows a step: what is said of it, on_step, an evaluation, a save. After the loss of a rank all ranks call it
@@ -246,12 +250,22 @@ local function take_steps(self, reporter)
   return self.cluster and self:asked_to_stop(self.stopped)   -- it came after the last step had shared it
 end
 
+-- Several ranks end the run: an error of any of them is that of all.
+local function share_failure(self)
+  local ok, problem = pcall(together.call, self, function()
+    if self.failed then error(self.failed, 0) end
+  end)
+  if not ok and elastic.is_loss(problem) then error(problem, 0) end
+  self.failed = not ok and problem or nil
+end
+
 local function train(self, reporter)
   local ok, answer = pcall(take_steps, self, reporter)
   local interrupted = not ok and select(2, errors.describe(answer)) == "interrupted"
   if not ok and (self.cluster or not interrupted) then error(answer, 0) end
   if answer == elastic.change then return answer end
   self.interrupted = interrupted or answer or false
+  if self.cluster and self.interrupted then share_failure(self) end
   if self.interrupted then native.interrupted() end   -- this one is heeded
   reporter:finish()
   if self.step < self.arguments.steps and self.step > begun(self) and evaluation.is_over(self) then
@@ -276,11 +290,12 @@ local function save_at_end(self, reporter)
     local folder, kept = saving.folder_of_end(self, self.interrupted)
     if self.cluster then folder = self.cluster:all_gather(folder)[1] end
     saving.now(self, folder)
-    saving.say(self, reporter, self.interrupted and "stopped and saved" or "saved", folder, kept)
+    local how = self.failed and "failed and saved" or self.interrupted and "stopped and saved" or "saved"
+    saving.say(self, reporter, how, folder, kept)
   elseif self.step > begun(self) and (self.arguments.snapshot or {}).folder then
     local ok, taken = pcall(snapshots.now, self)
     if ok then
-      local done = self.interrupted and "stopped" or "done"
+      local done = self.failed and "failed" or self.interrupted and "stopped" or "done"
       local later = self.interrupted and "--resume goes on with it" or "--resume with more steps goes on"
       reporter:say(("%s after step %d; its snapshot is in %s: %s"):format(done, taken.step, taken.place, later))
     else
@@ -360,6 +375,21 @@ local function new_reporter(self)
   return reporter
 end
 
+-- Keep what a run has learned that fails between its steps. Of several ranks one that fails alone cannot gather it.
+-- Returns whether it is kept, or it was said why not.
+local function keep_failed(self, reporter, problem)
+  if select(2, errors.describe(problem)) ~= "usage" or self.cluster and not self.fails_together then return false end
+  if self.arguments.save then
+    saving.keep_failed(self, reporter)
+    return true
+  end
+  if self.step == begun(self) or not (self.arguments.snapshot or {}).folder then return false end
+  local ok, taken = pcall(snapshots.now, self)
+  reporter:say(ok and ("failed after step %d; its snapshot is in %s"):format(taken.step, taken.place)
+    or "what was learned could not be kept: " .. errors.describe(taken))
+  return true
+end
+
 --- Train to the last step, and what follows it: the save, the results, the sample, `after`.
 function loop.start(self)
   local started = native.clock()
@@ -391,14 +421,15 @@ function loop.start(self)
   if not ok and done == #phases - 1 and select(2, errors.describe(problem)) == "ended" then ok = true end
   control.leave(self, ok and "the run has ended" or "the run failed: " .. errors.describe(problem))
   if not ok then
-    snapshots.release(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
-    if done == 0 then saving.keep_failed(self, reporter, problem) end
+    local kept = done == 0 and keep_failed(self, reporter, problem)
+    snapshots.release(self)
     local why_failed, kind = errors.describe(problem)
     local lost = tonumber(why_failed:match "rank (%d+)")
     local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left
-    if self.cluster and kind == "peer" and speaks then saving.say_kept(self) end
+    local may_lose = kind == "peer" or done == 0 and not kept and self.step > begun(self)
+    if self.cluster and may_lose and speaks then saving.say_kept(self) end
     error(problem, 0)
   end
   if not results.steps then count(self, reporter, results) end   -- it joined when the others had done so
@@ -407,6 +438,7 @@ function loop.start(self)
   if self.leaves then pcall(self.notices.acknowledge, self.notices) end   -- the machine may be taken away now
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
+  if self.failed then error(self.failed, 0) end
   if self.too_small then errors.raise("peer", "%s", self.too_small) end
   return results
 end

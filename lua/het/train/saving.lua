@@ -203,17 +203,25 @@ function saving.say(run, reporter, how, folder, kept)
     .. "--resume\n"):format(sentence, run.arguments.save, files.describe_held(kept):gsub("^a ", "its "), folder))
 end
 
---- Keep what a run has learned that fails between its steps: beside the last save, which may be the better one. Ranks
--- that fail alone cannot gather it.
-function saving.keep_failed(run, reporter, problem)
-  local a = run.arguments
-  local between = select(2, errors.describe(problem)) == "usage" and not run.cluster
-  if not between or not a.save or run.step == (run.saved_steps.save or run.first_step) then return end
-  local kept = files.held(a.save)
-  local folder = kept and files.folder_beside(a.save, run.step) or a.save
-  local saved, why = pcall(saving.now, run, folder)
-  if saved then saving.say(run, reporter, "failed and saved", folder, kept)
-  else reporter:say("what was learned could not be saved: " .. errors.describe(why)) end
+-- Where a run that failed is saved, and what `save` holds that is kept; "" where no step is new.
+local function folder_of_failed(run)
+  if run.step == (run.saved_steps.save or run.first_step) then return "" end
+  local folder = run.arguments.save
+  local kept = files.held(folder)
+  return kept and files.folder_beside(folder, run.step) or folder, kept
+end
+
+--- Save a run that fails between its steps: beside the last save, which may be the better one. Of several ranks the
+-- first says where; all call it.
+function saving.keep_failed(run, reporter)
+  local folder, kept
+  local saved, why = pcall(function()
+    folder, kept = folder_of_failed(run)
+    if run.cluster then folder = run.cluster:all_gather(folder)[1] end
+    if folder ~= "" then saving.now(run, folder) end
+  end)
+  if not saved then reporter:say("what was learned could not be saved: " .. errors.describe(why))
+  elseif folder ~= "" then saving.say(run, reporter, "failed and saved", folder, kept) end
 end
 
 --- Print what a run that ends by the loss of ranks can go on from.

@@ -282,6 +282,7 @@ local function finite(value) return value == value and value < math.huge and val
 -- A loss or gradient that is not finite: say where it arose.
 local function stop_non_finite(self, loss, norm)
   local where = self.trainer:find_non_finite()
+  self.run.fails_together = true   -- on all ranks, which have the same loss
   local began_with_it = self.run.step == 0 and where:find("before the step", 1, true)
   errors.usage("step %d: the %s is %s%s; %s", self.run.step + 1,
     finite(loss) and "gradient" or "loss", finite(loss) and tostring(norm) or tostring(loss),
