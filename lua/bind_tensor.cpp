@@ -29,27 +29,62 @@ void require_memory(lua_State* L, const Shape& shape, int64_t bytes_each) {
 }
 
 // Numbers of nested tables in row-major order, and their shape.
-void flatten(lua_State* L, int index, size_t depth, Shape& shape, std::vector<double>& values) {
+struct NestedNumbers {
+  Shape shape;
+  std::vector<double> values;
+  std::vector<int64_t> at;  // the entry that is looked at: its place in each of the lists around it
+};
+
+std::string place_of(const NestedNumbers& numbers) {
+  std::string place = "entry ";
+  for (const int64_t i : numbers.at) place += "[" + std::to_string(i) + "]";
+  return place;
+}
+
+// The entries of a list. A gap, as nil makes one, would shift or hide those behind it.
+int64_t entries_of(lua_State* L, int index, NestedNumbers& numbers) {
+  const auto count = static_cast<int64_t>(lua_objlen(L, index));
+  int64_t found = 0;
+  for (lua_pushnil(L); lua_next(L, index) != 0; lua_pop(L, 1)) ++found;
+  for (int64_t i = 1; i <= count + 1 && found != count; ++i) {
+    lua_rawgeti(L, index, static_cast<int>(i));
+    const bool is_there = !lua_isnil(L, -1);
+    lua_pop(L, 1);
+    if (is_there) continue;
+    numbers.at.push_back(i);
+    fail_usage("tensor: {} is missing, and others of its list are there; each has to be a number", place_of(numbers));
+  }
+  return count;
+}
+
+void flatten(lua_State* L, int index, NestedNumbers& numbers) {
+  auto& [shape, values, at] = numbers;
+  const size_t depth = at.size();
   if (lua_type(L, index) == LUA_TNUMBER) {
     if (depth != shape.size()) fail_usage("tensor: rows of different depth");
     if (values.empty()) require_memory(L, shape, 2 * sizeof(double));
     values.push_back(lua_tonumber(L, index));
     return;
   }
-  if (!lua_istable(L, index)) wrong_argument(L, index, "a number or a (nested) list of numbers");
-  const auto count = static_cast<int64_t>(lua_objlen(L, index));
+  if (!lua_istable(L, index) && depth == 0) wrong_argument(L, index, "a number or a (nested) list of numbers");
+  if (!lua_istable(L, index))
+    fail_usage("tensor: {} is a {}; each has to be a number", place_of(numbers), luaL_typename(L, index));
+  luaL_checkstack(L, 4, "nested lists");
+  const int64_t count = entries_of(L, index, numbers);
   if (depth == kMostDimensions)
     fail_usage("tensor: lists nested deeper than {} (or one that holds itself)", kMostDimensions);
   if (values.empty() && depth == shape.size()) shape.push_back(count);
   if (depth >= shape.size() || shape[depth] != count)
     fail_usage("tensor: a row has {} entries where the first has {}", count,
                depth < shape.size() ? shape[depth] : 0);
-  luaL_checkstack(L, 4, "nested lists");
-  for (int i = 1; i <= count; ++i) {
-    lua_rawgeti(L, index, i);
-    flatten(L, lua_gettop(L), depth + 1, shape, values);
+  at.push_back(0);
+  for (int64_t i = 1; i <= count; ++i) {
+    at.back() = i;
+    lua_rawgeti(L, index, static_cast<int>(i));
+    flatten(L, lua_gettop(L), numbers);
     lua_pop(L, 1);
   }
+  at.pop_back();
 }
 
 // Elements of a packed tensor, by their index.
@@ -61,9 +96,9 @@ void fill(const Tensor& tensor, const Value& value) {
 }
 
 int new_tensor(lua_State* L) {  // native.tensor(values [, dtype [, shape]])
-  Shape shape;
-  std::vector<double> values;
-  flatten(L, 1, 0, shape, values);
+  NestedNumbers numbers;
+  flatten(L, 1, numbers);
+  auto& [shape, values, at] = numbers;
   const DType dtype = dtype_or(L, 2, DType::f32);
   if (lua_istable(L, 3)) {
     const Shape wanted = Convert<Shape>::get(L, 3);
