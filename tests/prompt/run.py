@@ -98,10 +98,11 @@ class Prompt(Case):
         self.says('x[1][4] = 0', 'index 4 is outside 1 to 3 of f32[3]')
         self.says('x[1.5]', 'index 1.5 of f32[2, 3] is not whole')
         self.says('het.tensor {}[1]', 'index 1: f32[0] has no elements')
-        for values, place in (('{ { 1, nil, 3 }, { 4, nil, 5 } }', '[1][2] is missing'), ('{ 1, nil, 3 }', '[2] is missing'),
-                              ('{ 1, [3] = 2 }', '[2] is missing'), ('{ { 1, 2 }, { 3, "4" } }', '[2][2] is a string'),
-                              ('{ a = 1 }', '[1] is missing')):
-            self.says(f'het.tensor({values})', f'tensor: entry {place}')
+        gap = ' is missing, and others of its list are there; each has to be a number'
+        for values, place in (('{ { 1, nil, 3 }, { 4, nil, 5 } }', '[1][2]'), ('{ 1, nil, 3 }', '[2]'), ('{ 1, [3] = 2 }', '[2]'),
+                              ('{ a = 1 }', '[1]')):
+            self.says(f'het.tensor({values})', f'tensor: entry {place}{gap}')
+        self.says('het.tensor { { 1, 2 }, { 3, "4" } }', 'tensor: entry [2][2] is a string; each has to be a number')
         self.assertEqual(self.hetrun(lines='x = het.tensor { { 1, 2 }, { 3, 4 } }\nx[-1]\nx[2][1]\n')[0],
                          '[3., 4.]\nf32[2]\n3\n')
 

@@ -4,14 +4,17 @@
 usage: run.py HETRUN [unittest arguments]
 """
 import json
+import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 HETRUN = str(pathlib.Path(sys.argv.pop(1)).resolve())
 GUIDE = pathlib.Path(__file__).resolve().parent.parent.parent / 'recipes/guide/snapshots.md'
@@ -309,6 +312,20 @@ class Runs(Case):
         self.assertRegex(err, rf'kept holds snapshots up to step {step}; --resume goes on with them, --overwrite removes')
         self.run_it('--overwrite', '--steps=6')
         self.assertLess(self.kept()[0], 7)
+
+    def test_a_run_does_not_begin_beside_a_store_that_does_not_answer(self):
+        with socket.socket() as nobody:   # bound, and without listen()
+            nobody.bind(('127.0.0.1', 0))
+            of_aws = mock.patch.dict(os.environ, AWS_ENDPOINT_URL=f'http://127.0.0.1:{nobody.getsockname()[1]}',
+                                     AWS_ACCESS_KEY_ID='key', AWS_SECRET_ACCESS_KEY='secret', AWS_REGION='here')
+            of_aws.start()
+            self.addCleanup(of_aws.stop)
+            words = ('--trust', '--store=s3://bucket/mine', '--steps=3')
+            for more, code in ((), 75), (('--resume',), 75), (('--resume', '--workers', '2', '--elastic', '1:2'), 71):
+                with self.subTest(more=more):
+                    err = self.run_it(*words, *more, code=code)
+                    self.assertRegex(err, 'failed: .*; a run begins or goes on once its store says what it has')
+                    self.assertFalse((self.folder / 'metrics.jsonl').exists())
 
     def test_one_run_at_a_time_has_a_folder(self):
         (self.folder / 'run.lua').write_text(RUN)

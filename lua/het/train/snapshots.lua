@@ -76,6 +76,18 @@ function snapshots.claim_again(run)
   run.released = false
 end
 
+-- The step of the newest snapshot in the run's store; nil without one. A store that does not answer may have newer ones
+-- than there are here, which a run that began without them would replace: an error.
+local function newest_in_store(run)
+  local store = (run.arguments.snapshot or {}).store
+  if not store then return nil end
+  local ok, newest = pcall(native.store_newest, store)
+  if ok then return newest end
+  local why, kind = errors.describe(newest)
+  -- Not the loss of a rank, after which the others would try again.
+  errors.raise(run.member and "environment" or kind, "%s; a run begins or goes on once its store says what it has", why)
+end
+
 -- A run that goes on from snapshots on disk has the model that they are of.
 local function require_same_model(run)
   local folder = (run.arguments.snapshot or {}).folder
@@ -93,6 +105,8 @@ function snapshots.begin_state(run)
   require_same_model(run)
   local roster = run.member and run.cluster:roster()
   run.restores = run.snapshots ~= nil and (run.resume or roster ~= nil and roster.number > 1)
+  -- After the loss of all ranks what this machine has is at least as new.
+  if run.resume and not os.getenv "HETRUN_STARTED_AGAIN" then together.by_first(run, newest_in_store, run) end
   if not run.snapshots or run.restores then return end
   run.snapshots:clear_memory()
   local folder = (run.arguments.snapshot or {}).folder
@@ -110,9 +124,8 @@ function snapshots.problem(run)
   if not folder or run.resume or run.overwrite then return nil end
   local sentence = "%s holds snapshots up to step %d; --resume goes on with them, --overwrite removes them, another %s "
     .. "keeps both"
-  local store = run.arguments.snapshot.store
-  local sent = store and native.store_newest(store)
-  if sent then return sentence:format(store, sent, "place for `snapshot.store`") end
+  local sent = newest_in_store(run)
+  if sent then return sentence:format(run.arguments.snapshot.store, sent, "place for `snapshot.store`") end
   if native.path_kind(folder) ~= "folder" then return nil end
   local newest = native.snapshot_list(folder)[1]
   return newest and sentence:format(folder, newest.step, "folder for `snapshot.folder`") or nil
