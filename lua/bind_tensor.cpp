@@ -52,7 +52,8 @@ int64_t entries_of(lua_State* L, int index, NestedNumbers& numbers) {
     lua_pop(L, 1);
     if (is_there) continue;
     numbers.at.push_back(i);
-    fail_usage("tensor: {} is missing, and others of its list are there; each has to be a number", place_of(numbers));
+    fail_usage("tensor: {} is missing, and others of its list are there; each has to be a number",
+               place_of(numbers));
   }
   return count;
 }
@@ -66,7 +67,8 @@ void flatten(lua_State* L, int index, NestedNumbers& numbers) {
     values.push_back(lua_tonumber(L, index));
     return;
   }
-  if (!lua_istable(L, index) && depth == 0) wrong_argument(L, index, "a number or a (nested) list of numbers");
+  if (!lua_istable(L, index) && depth == 0)
+    wrong_argument(L, index, "a number or a (nested) list of numbers");
   if (!lua_istable(L, index))
     fail_usage("tensor: {} is a {}; each has to be a number", place_of(numbers), luaL_typename(L, index));
   luaL_checkstack(L, 4, "nested lists");

@@ -362,11 +362,13 @@ void RosterMachine::decide_next(Time now) {
   if (!aborted_ && !why_.empty() && now < known) actions_.emplace_back(Wake{known});
   if (!aborted_ && !why_.empty() && now >= known) {
     aborted_ = true;
+    aborted_since_ = now;
     forms_ = false;
     if (fault.empty()) settled_since_ = now;
     actions_.emplace_back(Abort{roster_->number, why_});
   }
   if (!aborted_ && !change_) return;
+  if (aborted_ && give_up_waiting(now)) return;
   if (waits) return;  // whether the key of a closed connection goes
 
   std::vector<std::string> left;
@@ -392,6 +394,21 @@ void RosterMachine::decide_next(Time now) {
                                                               next.members.size(), least()));
   }
   propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), revision_, now);
+}
+
+// Whoever proposes waits for as long as the timeout for others, or for the store. Those that only wait for a
+// proposal do not wait for ever: the proposers may be gone, and the store silent.
+bool RosterMachine::give_up_waiting(Time now) {
+  const Time last = aborted_since_ + 2 * options_.timeout;
+  if (now < last) {
+    actions_.emplace_back(Wake{last});
+    return false;
+  }
+  ended_ = true;
+  actions_.emplace_back(
+      GiveUp{fmt::format("no next generation was formed within {} s ({})",
+                         std::chrono::ceil<std::chrono::seconds>(2 * options_.timeout).count(), why_)});
+  return true;
 }
 
 // While no member of the roster is left, those who wait go on by themselves.

@@ -185,6 +185,7 @@ class RosterMachine {
   int least() const { return roster_ ? roster_->least : options_.least; }
   int most() const { return roster_ ? roster_->most : options_.most; }
   void propose_at(Time at, Roster roster, int64_t revision, Time now);
+  bool give_up_waiting(Time now);
   void wait_for_members(size_t count, Time since, Time now);
   std::string too_few(size_t count) const;  // in words
   std::string name_of(const std::string& id) const;
@@ -209,7 +210,7 @@ class RosterMachine {
   // What speaks against the roster, and since when it has been the same.
   std::set<std::string> dead_;
   std::set<Edge> edges_;
-  Time settled_since_{}, edges_since_{}, short_since_{}, broken_since_{};
+  Time settled_since_{}, edges_since_{}, short_since_{}, broken_since_{}, aborted_since_{};
   std::set<int> launches_lost_;             // by order
   std::optional<Time> store_silent_since_;  // it did not answer a proposal
   std::vector<Action> actions_;

@@ -1,5 +1,6 @@
 #include "tests/unit/run/roster_simulation.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 
@@ -121,4 +122,40 @@ TEST_CASE("a member accepts no other roster of a generation that it knows, and p
   CHECK(std::holds_alternative<RosterMachine::Abort>(refusing[0]));
   CHECK(std::holds_alternative<RosterMachine::GiveUp>(refusing[1]));
   CHECK(machine.roster() == roster);
+}
+
+TEST_CASE("a member that only waits for others to propose does not wait for ever", "[roster]") {
+  RosterOptions options;
+  options.id = "c";
+  options.launched = 3;
+  options.timeout = milliseconds(1000);
+  const RosterMachine::Time began{};
+  RosterMachine machine(options, began);
+  Roster roster;
+  roster.number = 1;
+  roster.members = {"a", "b", "c"};
+  roster.most = 3;
+  for (const std::string& id : roster.members) {
+    MemberRecord record;
+    record.id = id;
+    machine.on(RosterMachine::MemberSeen{record, 1}, began);
+  }
+  machine.on(RosterMachine::RosterSeen{roster, 2}, began);
+  machine.on(RosterMachine::Opened{1}, began);
+  for (const char* id : {"a", "b"}) {  // which would go on without "c", and say no more
+    MemberRecord record;
+    record.id = id;
+    record.generation = 1;
+    record.unreachable = {"c"};
+    machine.on(RosterMachine::MemberSeen{record, 3}, began);
+  }
+  const auto gives_up = [&](milliseconds after) {
+    const auto actions = machine.on(RosterMachine::Tick{}, began + after);
+    return std::any_of(actions.begin(), actions.end(), [](const RosterMachine::Action& action) {
+      return std::holds_alternative<RosterMachine::GiveUp>(action);
+    });
+  };
+  CHECK_FALSE(gives_up(milliseconds(100)));
+  CHECK_FALSE(gives_up(milliseconds(1900)));
+  CHECK(gives_up(milliseconds(2200)));
 }
