@@ -559,6 +559,16 @@ return het.train { data = corpus, batch = 2, steps = opt.steps, optimizer = het.
         self.assertEqual(len(re.findall(r'the save in runs/saved was not written: .*; training goes on\n', done.stderr)), 2, done.stderr)
         self.assertIn('step 6/6', done.stderr)
 
+    def test_metrics_that_the_disk_has_no_room_for_do_not_end_the_training(self):
+        (self.folder / 'kept.lua').write_text(self.SNAPSHOTS)
+        done = subprocess.run([HETRUN, 'kept.lua', '--save_every=0', '--steps=100', '--metrics=metrics.jsonl', '--json'],
+                              cwd=self.folder, capture_output=True, text=True, check=False,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+        self.assertIn('step 100/100', done.stderr)
+        self.assertEqual(len(re.findall(r'metrics are missing from here on: .*metrics.jsonl.*; training goes on\n', done.stderr)), 1,
+                         done.stderr)
+        self.assertLessEqual((self.folder / 'metrics.jsonl').stat().st_size, 4096)
+
     def test_a_run_goes_on_with_the_optimizer_that_it_had(self):
         self.losses('resume.lua', '--steps=3', '--sgd')
         error = self.hetrun('resume.lua', '--resume', code=2).stderr

@@ -1,6 +1,7 @@
 --- What a run says while it trains: one line that is written over on a terminal, plain lines elsewhere, and one JSON
 -- object for each report in the metrics file.
 local native = require "het.native"
+local errors = require "het.errors"
 local text = require "het.text"
 
 local progress = {}
@@ -33,13 +34,26 @@ end
 
 local function finite(value) return value == value and value ~= math.huge and value ~= -math.huge end
 
+-- Writes to the metrics file. Where that fails while the run trains, it is said once, and training goes on.
+local function write_metrics(self, write, ...)
+  local ok, problem = pcall(write, ...)
+  if ok then return end
+  local why, kind = errors.describe(problem)
+  if kind == "bug" then error(problem, 0) end
+  if not self.metrics_failed then
+    self:finish()
+    native.write("stderr", ("metrics are missing from here on: %s; training goes on\n"):format(why))
+  end
+  self.metrics_failed = true
+end
+
 --- Append an object to the metrics file.
 function Progress:record(entry)
   if not self.metrics then return end
   for key, value in pairs(entry) do
     if type(value) == "number" and not finite(value) then entry[key] = native.null end
   end
-  native.append(self.metrics, native.json_encode(entry) .. "\n")
+  write_metrics(self, native.append, self.metrics, native.json_encode(entry) .. "\n")
 end
 
 local function clear(self)
@@ -102,7 +116,7 @@ function Progress:lead(leads)
   local takes_over = leads and not self.leads
   self.leads, self.quiet = leads, native.settings.quiet or not leads
   self.metrics = leads and self.metrics_of_run or nil
-  make_folder_of(self.metrics)
+  write_metrics(self, make_folder_of, self.metrics)
   if not leads then native.be_silent() end
   if not takes_over then return end
   native.speak_for_run()
