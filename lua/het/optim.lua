@@ -144,6 +144,27 @@ function Optimizer:decay_of(parameter)
   return #parameter.shape >= 2 and self.arguments.weight_decay or 0
 end
 
+local most_named = 8   -- parameters in a message
+
+--- Refuse exceptions that no parameter is meant by.
+-- @tparam {{name =},...} parameters of the model
+function Optimizer:require_matches(parameters)
+  for _, rule in ipairs(self.arguments.decay or {}) do
+    local matches, names = false, {}
+    for i, parameter in ipairs(parameters) do
+      local ok, found = pcall(string.find, parameter.name, rule[1])
+      if not ok then
+        errors.usage("optim.%s.decay: '%s' is not a Lua pattern: %s", self.name, rule[1], (errors.describe(found)))
+      end
+      matches, names[i] = matches or found ~= nil, parameter.name
+    end
+    if not matches then
+      errors.usage("optim.%s.decay: '%s' matches no parameter of the model; there are %s%s", self.name, rule[1],
+        table.concat(names, ", ", 1, math.min(#names, most_named)), #names > most_named and ", ..." or "")
+    end
+  end
+end
+
 -- One operator for each parameter.
 local function fused_adamw(self, graph, parameter, gradient, inputs)
   local m = graph:buffer("adamw.m." .. parameter.name, "f32", parameter.shape)
@@ -177,8 +198,21 @@ local common = {
 
 local function is_pattern(value) return type(value) == "string" and pcall(string.find, "", value) end
 
+-- What has other keys than a list's is none: pairs of it would be ignored.
+local function is_list(value)
+  local count = 0
+  for _ in pairs(value) do count = count + 1 end
+  return count == #value
+end
+
 local function check_decay(name)
   return function(a, report)
+    if a.decay and not is_list(a.decay) then
+      report("decay", name .. '.decay is a list of pairs, such as { { "tokens", 0 }, { "norm", 0.1 } }')
+    end
+    if a.others and not is_list(a.others) then
+      report("others", name .. '.others is a list of Lua patterns, such as { "^head" }')
+    end
     for i, rule in ipairs(a.decay or {}) do
       if type(rule) ~= "table" or type(rule[1]) ~= "string" or type(rule[2]) ~= "number" or rule[2] < 0 then
         report("decay", ("%s.decay: item %d has to be { pattern, weight decay }"):format(name, i))

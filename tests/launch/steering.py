@@ -501,6 +501,24 @@ class Steering(unittest.TestCase):
                 self.assertIn(sentence, said)
                 self.assertEqual(said.count('hetrun: '), 1, said)
 
+    def test_while_a_run_trains_the_defaults_decide_where_its_own_functions_fail(self):
+        self.recipe('''on_change = function(run, change)
+    if change.kind == "changed" then error "no idea" end
+    if change.kind == "waiting" then return 42 end
+  end, on_notice = function() return "go" end,''')
+        run = self.start('--workers', '3', '--elastic', '1:3', '--respawn', 'recipe.lua')
+        status = self.until_status(run, lambda status: status['step'] > 5)
+        os.kill(status['ranks'][2]['pid'], signal.SIGKILL)
+        status = self.until_status(run, lambda status: status['generation'] == 3 and len(status['ranks']) == 3)
+        self.until_said(run, r'recipe.lua:10: no idea; het.policy.on_change decides instead')
+        self.until_said(run, r'on_change returned 42; true or false, or nil for the default, is needed; het.policy.on_change decides '
+                             'instead')
+        os.kill(status['ranks'][1]['pid'], signal.SIGTERM)
+        self.until_said(run, 'on_notice returned .*; het.policy.on_notice decides instead')
+        self.until_status(run, lambda later: later['step'] > status['step'])
+        run.send_signal(signal.SIGINT)
+        self.ended(run, 130)
+
 
 if __name__ == '__main__':
     unittest.main()

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -575,6 +576,12 @@ return het.train { data = corpus, batch = 2, steps = opt.steps, optimizer = het.
         self.assertIn("the run saved in runs/mine has no 'adamw.m.", error)
         self.assertIn('which optim.adamw keeps: it had another optimizer', error)
         self.assertIn('from = "runs/mine"', error)
+        shutil.rmtree(self.folder / 'runs')
+        self.losses('resume.lua', '--steps=3')
+        error = self.hetrun('resume.lua', '--resume', '--sgd', code=2).stderr
+        self.assertRegex(error, r"the run saved in runs/mine has 'adamw\.\S+', which this run with optim.sgd does not keep: it had "
+                         'another optimizer')
+        self.assertEqual(self.result('resume.lua', '--resume')['steps'], 6)
 
     def test_a_run_that_fails_goes_on_from_its_last_save(self):
         """The saves were written beside the steps that followed."""

@@ -4,6 +4,7 @@ local ahead = require "het.train.ahead"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local handle = require "het.sandbox.handle"
+local native = require "het.native"
 local planning = require "het.plan.planning"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
@@ -40,8 +41,8 @@ policy.on_notice = define.document({
 
 -- What a function of the recipe answers, or the default; on the first rank. Of ranks that are too few, and only save
 -- what they have, a recipe need not know.
-local function ask(run, name, what)
-  local own = not what.ends and run.arguments[name]
+local function ask(run, name, what, by_default)
+  local own = not what.ends and not by_default and run.arguments[name]
   local answer
   run.deciding = name
   local ok, problem = pcall(function()
@@ -60,6 +61,21 @@ end
 local function refuse(run, name, words, wanted)
   local place = source.place_of(run.arguments[name])
   errors.usage("%s%s returned %s; %s is needed", place and place .. ": " or "", name, words, wanted)
+end
+
+-- What check(answer) makes of the answer. Where a function of the recipe fails, or answers what cannot be, while the
+-- run trains, the default decides: what was learned is worth more than that function. Who asked for another plan learns
+-- of it.
+local function decide(run, name, what, check, question)
+  question = question or ask
+  local is_asked_for = what.kind == "begin" or what.kind == "replan"
+  if is_asked_for or not run.arguments[name] then return check(question(run, name, what)) end
+  local ok, answer = pcall(function() return check(question(run, name, what)) end)
+  if ok then return answer end
+  local why, kind = errors.describe(answer)
+  if kind ~= "usage" then error(answer, 0) end
+  native.write("stderr", ("%s; het.policy.%s decides instead\n"):format(why, name))
+  return check(question(run, name, what, true))
 end
 
 -- A plan and its fallbacks, as the other ranks get them.
@@ -81,9 +97,7 @@ function policy.plan(run, change)
   local wants_cluster = a.on_change or not plan.given_for(a, change.ranks) or ahead.wants(run)
   run.cluster_here, run.planned_ahead = wants_cluster and ranks.cluster(run) or nil, false
   change.devices = run.cluster_here and run.device_names
-  local words = together.by_first_in_time(run, function()
-    run.found = nil
-    local found = ask(run, "on_change", change)
+  local function check(found)
     if define.kind_of(found) ~= "plan" or found.automatic then
       refuse(run, "on_change", in_words(found), "a het.plan { ... }, or nil for the default,")
     end
@@ -93,6 +107,11 @@ function policy.plan(run, change)
       refuse(run, "on_change", "a plan for " .. text.plural(count, "device"),
         ("a plan for the %d ranks that are here"):format(change.ranks))
     end
+    return found
+  end
+  local words = together.by_first_in_time(run, function()
+    run.found = nil
+    local found = decide(run, "on_change", change, check)
     -- Fallbacks are the planner's: they count as long as the plan is.
     local planners = run.found and tostring(run.found.plan) == tostring(found)
     return written(found, planners and run.found.fallbacks or nil)
@@ -105,12 +124,14 @@ end
 
 -- The same, of a question between two steps. Ctrl-C meanwhile is answered with `stopped`, and ends the run as it does
 -- in a step.
-local function ask_between_steps(run, name, what, stopped)
-  local ok, answer = pcall(ask, run, name, what)
-  if ok then return answer end
-  if select(2, errors.describe(answer)) ~= "interrupted" then error(answer, 0) end
-  run.stopped = true
-  return stopped
+local function between_steps(stopped)
+  return function(run, name, what, by_default)
+    local ok, answer = pcall(ask, run, name, what, by_default)
+    if ok then return answer end
+    if select(2, errors.describe(answer)) ~= "interrupted" then error(answer, 0) end
+    run.stopped = true
+    return stopped
+  end
 end
 
 --- Whether those who wait to join are let in now. All ranks call it.
@@ -118,10 +139,12 @@ end
 -- @treturn ?number else, the steps after which it is asked again
 function policy.admits(run, change)
   local words = together.by_first(run, function()
-    local answer = ask_between_steps(run, "on_change", change, false)
-    if type(answer) ~= "boolean" then
-      refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,")
-    end
+    local answer = decide(run, "on_change", change, function(answer)
+      if type(answer) ~= "boolean" then
+        refuse(run, "on_change", in_words(answer), "true or false, or nil for the default,")
+      end
+      return answer
+    end, between_steps(false))
     return answer and "yes" or ("%d"):format(math.max(1, math.ceil(1 / (run.step_seconds or 1))))
   end)
   return words == "yes", tonumber(words)
@@ -132,10 +155,12 @@ local answers_to_notice = { leave = true, wait = true, stop = true }
 --- What happens upon notices: "leave", "wait" or "stop". All ranks call it.
 function policy.notice(run, notice)
   return together.by_first(run, function()
-    local answer = ask_between_steps(run, "on_notice", notice, "stop")
-    if not answers_to_notice[answer] then
-      refuse(run, "on_notice", in_words(answer), '"leave", "wait" or "stop", or nil for the default,')
-    end
+    local answer = decide(run, "on_notice", notice, function(answer)
+      if not answers_to_notice[answer] then
+        refuse(run, "on_notice", in_words(answer), '"leave", "wait" or "stop", or nil for the default,')
+      end
+      return answer
+    end, between_steps "stop")
     local too_few = notice.of - #notice.ranks < math.max(1, notice.least)
     return answer == "leave" and too_few and "stop" or answer
   end)

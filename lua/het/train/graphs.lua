@@ -154,6 +154,7 @@ function graphs.training(spec)
   local records, loss = custom.recorded(graphs.loss, b, spec)
   graph:output("loss", loss)
   local wanted, values = {}, {}
+  spec.optimizer:require_matches(graph:parameters())
   for _, parameter in ipairs(graph:parameters()) do
     parameter.traits = b.traits[parameter.name]
     if not b.frozen[parameter.name] then

@@ -92,9 +92,25 @@ function record.require_alike(run, about, what, otherwise)
   note_other_data(run, about, what)
 end
 
---- Refuse to go on from a save that lacks what the optimizer keeps: it would begin at zeros.
+-- Refuse to go on from a save that has more than this run keeps, which would be lost with the next save.
+local function require_use(run, graph)
+  local used = {}
+  for _, name in ipairs(graph:buffers()) do used[name] = true end
+  for _, parameter in ipairs(graph:parameters()) do used[parameter.name] = true end
+  for _, name in ipairs(run.kept) do
+    if not used[name] and not average.is_moving(name) then
+      local a = run.arguments
+      errors.usage("the run saved in %s has '%s', which this run with optim.%s does not keep: it had another "
+        .. "optimizer; go on with the same, or begin another run with its weights: from = \"%s\"", a.save, name,
+        a.optimizer.name, a.save)
+    end
+  end
+end
+
+--- Refuse to go on from a save that lacks what the optimizer keeps, which would begin at zeros, or has more.
 -- @param graph the training graph
 function record.require_states(run, graph)
+  require_use(run, graph)
   for _, name in ipairs(graph:buffers()) do
     if not run.initial[name] and not average.is_moving(name) then
       local a = run.arguments

@@ -98,7 +98,11 @@ local function restore(self)
   end
   record.require_alike(self, about, what)
   self.state:set_initial_from(training)   -- the trained parameters, where the model has averaged ones
-  for _, tensor in ipairs(training:tensors()) do self.initial[tensor.name] = true end
+  self.kept = {}          -- names of all that the save has
+  for _, tensor in ipairs(training:tensors()) do
+    self.initial[tensor.name] = true
+    self.kept[#self.kept + 1] = tensor.name
+  end
   self.goes_on = true
   return about
 end
