@@ -163,6 +163,7 @@ class Editor {
     plain.chunks = 1;
     std::set<int> depths{0};
     if (base.chunks == 1) depths.insert({std::max(0, base.warmup - 1), base.warmup, base.warmup + 1});
+    if (prefix.empty()) depths.insert(2 * base.warmup + 2);  // one more may gain too little to be taken
     for (const Schedule schedule : {Schedule::one_f_one_b, Schedule::split_backward, Schedule::gpipe})
       for (const int warmup : depths) {
         if (schedule == Schedule::gpipe && warmup > 0) continue;

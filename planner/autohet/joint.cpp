@@ -31,15 +31,16 @@ struct BatchSplit {
   double least = 0;
 };
 
-// At one degree and micro-batch size.
+// At one degree and micro-batch size, under one schedule.
 class Joint {
  public:
-  Joint(Evaluator& evaluator, const Extensions& extensions, std::string_view policy, int tensor,
-        int microbatch, int64_t& budget)
+  Joint(Evaluator& evaluator, const Extensions& extensions, std::string_view policy, StageRules rules,
+        int tensor, int microbatch, int64_t& budget)
       : evaluator_(evaluator),
         request_(evaluator.request()),
         extensions_(extensions),
         policy_(policy),
+        rules_(rules),
         costs_(evaluator.costs(tensor, microbatch)),
         alone_(costs_, request_.cluster),
         microbatches_(request_.batch / microbatch),
@@ -159,10 +160,17 @@ class Joint {
     }
   }
 
+  PlanLayout make_scheduled(const std::vector<PipelineDraft>& drafts) const {
+    PlanLayout layout = make_layout(request_, costs_, drafts, true);
+    layout.schedule = rules_.schedule;
+    layout.warmup = rules_.warmup;
+    return layout;
+  }
+
   void submit() {
     std::vector<PipelineDraft> drafts;
     for (size_t p = 0; p < options_.size(); ++p) drafts.push_back((*options_[p])[picked_[p]].draft);
-    PlanLayout layout = make_layout(request_, costs_, drafts, true);
+    PlanLayout layout = make_scheduled(drafts);
     layout.sharded_optimizer = sharded_;
     if (sharded_ && extensions_.placed_optimizer && !place_optimizer(layout, costs_)) return;
     --budget_;
@@ -190,7 +198,7 @@ class Joint {
     if (found.size() > limits::joint::kSimulated) found.resize(limits::joint::kSimulated);
     for (Cut& cut : found) {
       cut.draft.solution.feasible = true;
-      const Simulation alone = alone_.run(make_layout(request_, costs_, {cut.draft}, true), apart_);
+      const Simulation alone = alone_.run(make_scheduled({cut.draft}), apart_);
       --budget_;
       // Beside other pipelines a whole update takes as long as alone, a sharded one does not; nor does the
       // sum of a shared parameter, which more interfaces carry.
@@ -209,14 +217,20 @@ class Joint {
     return kept;
   }
 
+  bool is_split() const { return rules_.schedule == Schedule::split_backward; }
+  bool is_plain() const { return !is_split() && rules_.warmup == 0; }
+
   // Every way to cut the layers from `first` on. `before`: seconds of one micro-batch in the stages before,
-  // which the first and the last must pass, so that no stage ends before `before` + m times its own.
+  // which the first and the last must pass (under a split backward: the first, forward), so that no stage
+  // ends before `before` + m times its own. `longest`: the longest stage; where forwards run ahead, or
+  // gradients of weights come later, the end of the last stage to end, because the bound of 1F1B does not
+  // hold.
   void extend(Cut& cut, int first, double before, double longest, std::vector<Cut>& found) {
     StageSolution& solution = cut.draft.solution;
     const int stages = static_cast<int>(cut.draft.nodes.size()), s = static_cast<int>(solution.layers.size());
     const int left = stages - s - 1, m = cut.draft.microbatches,
               node = cut.draft.nodes[static_cast<size_t>(s)];
-    const int held = in_flight({}, stages, s, m);
+    const int held = in_flight(rules_, stages, s, m);
     const double memory = costs_.nodes[static_cast<size_t>(node)].memory_bytes, best = to_beat();
     for (int end = left == 0 ? costs_.layers : first + 1; end + left <= costs_.layers; ++end) {
       if (before + m * seconds(node, first, end, false) >= best) return;  // it only grows with the end
@@ -227,13 +241,15 @@ class Joint {
         if (recompute && recompute_ == Recompute::where_needed &&
             costs_.stage_bytes(first, end, held, false, 1) <= memory)
           continue;
-        const double tau = seconds(node, first, end, recompute), most = std::max(longest, tau);
-        const double bound = before + tau + rest_[static_cast<size_t>(end)] + (m - 1) * most;
+        const double tau = seconds(node, first, end, recompute);
+        const double passed = before + (is_split() ? costs_.forward_seconds(node, first, end) : tau);
+        const double most = std::max(longest, is_plain() ? tau : before + m * tau);
+        const double bound = is_plain() ? passed + rest_[static_cast<size_t>(end)] + (m - 1) * most : most;
         if (before + m * tau >= best || bound >= kBoundSlack * best || found.size() >= kEnumerated) continue;
         solution.layers.push_back(end - first);
         solution.recompute.push_back(recompute);
         if (left > 0) {
-          extend(cut, end, before + tau, most, found);
+          extend(cut, end, passed, most, found);
         } else {
           found.push_back(cut);
           found.back().seconds = bound;
@@ -251,7 +267,7 @@ class Joint {
     for (int s = 0; s < stages; ++s) {
       const auto i = static_cast<size_t>(s);
       const int end = first + cut.draft.solution.layers[i],
-                held = in_flight({}, stages, s, cut.draft.microbatches);
+                held = in_flight(rules_, stages, s, cut.draft.microbatches);
       const double state = costs_.parameters_in(first, end) * costs_.optimizer_bytes;
       const double free = costs_.nodes[static_cast<size_t>(cut.draft.nodes[i])].memory_bytes -
                           costs_.stage_bytes(first, end, held, cut.draft.solution.recompute[i] != 0, 0);
@@ -266,6 +282,7 @@ class Joint {
   const Request& request_;
   const Extensions& extensions_;
   std::string policy_;
+  StageRules rules_;  // the schedule
   const CostTable& costs_;
   Simulator alone_;
   SimulateOptions apart_;
@@ -289,12 +306,15 @@ class Joint {
 }  // namespace
 
 void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::string_view policy,
-                    int64_t budget) {
+                    int64_t budget, const StageRules& rules) {
   if (evaluator.request().objective != Objective::time) return;
   std::vector<std::pair<int, int>> sizes;  // degrees, each with a micro-batch size
   for (const int tensor : tensor_degrees(evaluator.request()))
     for (const int microbatch : microbatch_sizes(evaluator.request()))
-      if (!evaluator.can_prune(tensor, microbatch)) sizes.emplace_back(tensor, microbatch);
+      // As many micro-batches ahead as there are: no others than with fewer.
+      if (rules.warmup < std::max(1, evaluator.request().batch / microbatch) &&
+          !evaluator.can_prune(tensor, microbatch))
+        sizes.emplace_back(tensor, microbatch);
   // Without a plan to beat, cuts would be without number: the limit grows until there is one.
   double limit = evaluator.best().feasible()
                      ? kInfinity
@@ -305,7 +325,7 @@ void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::str
       // None takes what the others need.
       int64_t part = budget / others--;
       budget -= part;
-      Joint(evaluator, extensions, policy, tensor, microbatch, part).run(limit);
+      Joint(evaluator, extensions, policy, rules, tensor, microbatch, part).run(limit);
       budget += part;
     }
     if (evaluator.best().feasible()) return;

@@ -6,6 +6,7 @@
 
 #include <string_view>
 
+#include "planner/autohet/stages.h"
 #include "planner/request.h"
 
 namespace het::planner {
@@ -14,6 +15,6 @@ namespace het::planner {
 // objectives other than time. At most `budget` simulations, so that its length is known and the same
 // everywhere. For about 8 groups and 16 layers.
 void search_jointly(Evaluator& evaluator, const Extensions& extensions, std::string_view policy,
-                    int64_t budget);
+                    int64_t budget, const StageRules& rules = {});
 
 }  // namespace het::planner

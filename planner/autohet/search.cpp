@@ -70,6 +70,7 @@ class Search {
   Candidate refine(const Sketch& sketch);
   std::vector<PipelineDraft> draft(CompositionCache& cache, const Sketch& sketch, size_t limit, size_t rank);
   void try_schedules(const Candidate& from, bool interleave);
+  void search_schedules();
   CompositionCache& cache_of(int tensor, int microbatch, const StageRules& rules);
   int groups_in_all(int tensor) const;
 
@@ -442,6 +443,19 @@ void Search::try_schedules(const Candidate& from, bool interleave) {
   }
 }
 
+// Plans that only another schedule makes good: two stages that overlap under a split backward alone, stages
+// between which a slow link is hidden by forwards that run ahead.
+void Search::search_schedules() {
+  for (const Schedule schedule : {Schedule::split_backward, Schedule::one_f_one_b})
+    for (const int warmup : kWarmups) {
+      if (schedule == Schedule::one_f_one_b && warmup == 0) continue;  // searched already
+      StageRules rules;
+      rules.schedule = schedule;
+      rules.warmup = warmup;
+      search_jointly(evaluator_, extensions_, policy_ + ", schedule", kScheduleSimulations, rules);
+    }
+}
+
 void Search::run() {
   for (const int tensor : tensor_degrees(request_))
     for (const int microbatch : microbatch_sizes(request_))
@@ -521,6 +535,7 @@ void Search::run() {
                      [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
     const size_t tried = small_ ? std::min(effort.starts, candidates.size()) : candidates.size();
     for (size_t i = 0; i < tried; ++i) try_schedules(candidates[i], i < effort.starts);
+    if (small_ && extensions_.local_search) search_schedules();
   }
 }
 
