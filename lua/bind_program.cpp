@@ -192,8 +192,8 @@ int executor_busy(lua_State* L) {
 }
 
 // A run with a clock around each instruction: list of {op, begin, seconds} and, of computations, {scope,
-// phase, layer, microbatch}, of starts {label, bytes, arrived}. An await names what it waits for: `label`,
-// and the operation, `awaited`.
+// phase, layer, microbatch}, of starts {label, bytes (of the operand), sent_bytes, arrived}. An await names
+// what it waits for: `label`, and the operation, `awaited`.
 int executor_timings(lua_State* L) {
   auto& executor = check_object<ExecutorHandle>(L, 1);
   const auto spans = executor->run_timed();
@@ -214,6 +214,7 @@ int executor_timings(lua_State* L) {
       const Operand& operand = start->in.buffer != kAbsent ? start->in : start->out;
       set_field(L, "label", start->request.label);
       set_field(L, "bytes", static_cast<double>(operand.layout.type.bytes()));
+      set_field(L, "sent_bytes", static_cast<double>(spans[i].sent_bytes));
       set_field(L, "microbatch", static_cast<double>(start->microbatch + 1));
       set_field(L, "arrived", spans[i].arrived);
     }

@@ -93,6 +93,37 @@ std::vector<CollectiveStep> mesh_steps(const CollectiveRequest& request, int ran
   return steps;
 }
 
+int64_t sent_bytes(const CollectiveRequest& request, int rank, int size) {
+  const auto block = [&](int r) { return block_of(request, r, size).count; };
+  const int others = size - 1;
+  const bool is_root = rank == request.peer;
+  int64_t elements = 0;
+  switch (request.kind) {
+    case CollectiveKind::all_reduce:
+      elements = in_one_step(request, size) ? others * request.counts[0]
+                                            : request.counts[0] - block(rank) + others * block(rank);
+      break;
+    case CollectiveKind::reduce_scatter:
+      for (int r = 0; r < size; ++r) elements += r == rank ? 0 : block(r);
+      break;
+    case CollectiveKind::all_gather:
+    case CollectiveKind::grouped_broadcast: elements = others * block(rank); break;
+    case CollectiveKind::broadcast:
+      if (in_one_step(request, size))
+        elements = is_root ? others * request.counts[0] : 0;
+      else
+        elements = is_root ? request.counts[0] : (size - 2) * block(rank);
+      break;
+    case CollectiveKind::all_to_all:
+      for (int to = 0; to < size; ++to) elements += to == rank ? 0 : request.counts[rank * size + to];
+      break;
+    case CollectiveKind::send: elements = request.counts[0]; break;
+    case CollectiveKind::receive:
+    case CollectiveKind::barrier: break;
+  }
+  return elements * bytes_of(request.dtype);
+}
+
 WireTime wire_time(const std::vector<CollectiveStep>& steps, int size, const LinkOf& link) {
   WireTime time;
   std::vector<double> out(static_cast<size_t>(size), 0), in(static_cast<size_t>(size), 0);

@@ -61,6 +61,9 @@ Block block_of(const CollectiveRequest& request, int rank, int size);
 // Of all_reduce and broadcast: everything goes at once to everybody who needs it.
 bool in_one_step(const CollectiveRequest& request, int size);
 
+// Bytes that `rank` sends in all steps. NCCL's rings send as many.
+int64_t sent_bytes(const CollectiveRequest& request, int rank, int size);
+
 // The link from one rank of the group to another.
 using LinkOf = std::function<Link(int from, int to)>;
 // Seconds on the wire of an operation that nothing delays, and the latency that comes after.

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/comm/staged.h"
+#include "core/comm/steps.h"
 #include "core/ops/elementwise.h"
 
 namespace het {
@@ -38,6 +39,7 @@ struct Executor::Call {
   bool stream_ordered = false;  // the device orders it with the kernels
   bool requires_sync = false;   // the host waits for the device first: what was awaited must have come
   int first_input = 0, first_output = 0;
+  int64_t sent_bytes = 0;  // by a start
 };
 
 // Calls [begin, end) between which the host does nothing: kernels, or one that starts or awaits a collective.
@@ -144,8 +146,6 @@ void Executor::place_buffers() {
 void Executor::bind_operands(const std::vector<Kernel*>& kernels) {
   for (size_t i = 0; i < program_.instructions.size(); ++i) {
     const Instruction& instruction = program_.instructions[i];
-    if (const auto* start = std::get_if<Start>(&instruction); start != nullptr && start->in.buffer != kAbsent)
-      sent_bytes_ += start->in.layout.type.bytes();
     Call& call = calls_.emplace_back();
     call.kernel = kernels[i];
     call.first_input = call.first_output = static_cast<int>(addresses_.size());
@@ -204,6 +204,8 @@ void Executor::prepare_communication() {
         collectives_.back() = make_staged(std::move(collectives_.back()), group, device);
       calls_[i].collective = collectives_.back().get();
       calls_[i].starts = true;
+      calls_[i].sent_bytes = sent_bytes(start->request, group.rank(), group.size());
+      sent_bytes_ += calls_[i].sent_bytes;
       calls_[i].first_input = static_cast<int>(addresses_.size());
       addresses_.push_back(address(start->in));
       addresses_.push_back(address(start->out));
@@ -562,7 +564,10 @@ std::vector<Executor::Span> Executor::run_timed(const Repeats& repeats,
     }
   }
   for (size_t i = 0; i < calls_.size(); ++i)
-    if (calls_[i].starts) spans[i].arrived = seconds(calls_[i].collective->times().finished);
+    if (calls_[i].starts) {
+      spans[i].arrived = seconds(calls_[i].collective->times().finished);
+      spans[i].sent_bytes = calls_[i].sent_bytes;
+    }
   finish_run(seconds_since(began));
   return spans;
 }

@@ -82,8 +82,8 @@ class Executor {
   void request_stop() { stop_.store(true, std::memory_order_relaxed); }
 
   // Of all runs so far, timed ones too: how long they took, how much of that was waiting for other ranks, how
-  // much of the waiting was for messages (a pipeline's bubbles), and the bytes handed to them (of a
-  // collective its operand's).
+  // much of the waiting was for messages (a pipeline's bubbles), and the bytes sent to them
+  // (core/comm/steps.h).
   struct Usage {
     int64_t runs = 0, sent_bytes = 0;
     double seconds = 0, waited = 0, bubble = 0;
@@ -103,8 +103,9 @@ class Executor {
   // is one's share. For measurements alone: what adds to its result does so each time.
   struct Span {
     double begin = 0, end = 0;
-    double arrived = 0;  // of a start: when its operation was done
-    int launches = 0;    // that its kernel queues, where that was recorded
+    double arrived = 0;      // of a start: when its operation was done
+    int launches = 0;        // that its kernel queues, where that was recorded
+    int64_t sent_bytes = 0;  // of a start: what this rank sends the others
   };
   struct Repeats {
     std::vector<int> times;                            // of each instruction; empty: one

@@ -81,9 +81,11 @@ if opt.spread then"""
                 self.assertEqual(span['cat'] == 'bubble', span['name'].startswith('bubble: '), span)
                 self.assertEqual(span['cat'] == 'wait', span['name'].startswith('wait for '), span)
             self.assertEqual(bubbles > 0, rank < 2)   # rank 2 is a pipeline by itself
-            sent = sum(e['args']['bytes'] for e in events
-                       if e['ph'] == 'b' and e['pid'] == rank and not e['name'].startswith('receive'))
+            sent = sum(e['args']['sent_bytes'] for e in events if e['ph'] == 'b' and e['pid'] == rank)
             self.assertEqual(sent, results['ranks'][rank]['sent_bytes'])
+            self.assertLess(0, sent)
+        for event in (e for e in events if e['ph'] == 'b' and e['name'].startswith('receive')):
+            self.assertEqual(event['args']['sent_bytes'], 0, event)
         slowest = re.search(r'  (rank (\d)) \((\S+)\) computed longest', err)
         self.assertEqual(f'{slowest[1]}, {slowest[3]}', names[int(slowest[2])])
         self.assertEqual(float(lines[int(slowest[2])][1]), max(float(line[1]) for line in lines.values()))

@@ -1,7 +1,7 @@
 // Whether brute force, or a part of the cluster, beats the answers of `auto` on random small clusters. Brute
-// force: every degree, size, grouping, order of stages and cut, under 1F1B and a split backward with up to two
-// forwards ahead, on 2 to 4 devices. usage: small_plans [FIRST COUNT [DEVICES]]: seeds, for a sample by default;
-// with more than 4 devices parts alone. Prints each plan that is beaten; fails where there is one.
+// force: every degree, size, grouping, order of stages and cut, under 1F1B and a split backward with up to
+// two forwards ahead, on 2 to 4 devices. usage: small_plans [FIRST COUNT [DEVICES]]: seeds, for a sample by
+// default; with more than 4 devices parts alone. Prints each plan that is beaten; fails where there is one.
 #include <algorithm>
 #include <cstdlib>
 #include <ctime>
@@ -38,7 +38,7 @@ Request random_small_request(uint64_t seed, int most) {
   const auto any = [&](const auto& values) {
     return values[static_cast<size_t>(below(static_cast<int>(values.size())))];
   };
-  const std::vector<std::string> types{"A100-80", "A100-40", "H800", "H100", "H200", "RTX-3090", "V100-16",
+  const std::vector<std::string> types{"A100-80", "A100-40", "H800", "H100", "H200", "RTX-3090",  "V100-16",
                                        "V100-32", "L4",      "T4",   "A10",  "B200", "Titan-RTX", "L40S"};
   Request request;
   int left = 2 + below(most - 1);
@@ -52,14 +52,16 @@ Request random_small_request(uint64_t seed, int most) {
                              any(std::vector<double>{1.25e8, 1.25e9, 3.125e9, 12.5e9, 50e9})};
   const int heads = any(std::vector<int>{4, 8, 12});
   const int width = heads * any(std::vector<int>{32, 64, 128});
-  request.model = transformer({"random", any(std::vector<int>{3, 4, 6, 8}), width, heads, heads / 2, 4 * width, any(std::vector<int>{256, 32000}),
-                               any(std::vector<int>{128, 512, 2048}), true});
+  request.model =
+      transformer({"random", any(std::vector<int>{3, 4, 6, 8}), width, heads, heads / 2, 4 * width,
+                   any(std::vector<int>{256, 32000}), any(std::vector<int>{128, 512, 2048}), true});
   request.batch = any(std::vector<int>{8, 16, 24, 32});
   return request;
 }
 
 // Every order of stages and every cut, as drafts.
-std::vector<PipelineDraft> all_drafts(const Composition& composition, const CostTable& costs, bool recompute) {
+std::vector<PipelineDraft> all_drafts(const Composition& composition, const CostTable& costs,
+                                      bool recompute) {
   std::vector<PipelineDraft> drafts;
   for (const std::vector<int>& order : stage_orders(composition, costs, kMostOrders)) {
     const int stages = static_cast<int>(order.size());
@@ -150,17 +152,20 @@ Best brute_force(const Request& request, double bound) {
 std::string title_of(const Cluster& cluster) {
   std::string text;
   for (const Machine& node : cluster.nodes)
-    text += fmt::format("{}{} x {} {}", text.empty() ? "" : " + ", node.hosts.size(), node.devices, node.type);
+    text +=
+        fmt::format("{}{} x {} {}", text.empty() ? "" : " + ", node.hosts.size(), node.devices, node.type);
   return text;
 }
 
 std::string show(const PlanLayout& layout) {
-  std::string text = fmt::format("tensor {}, size {}, {} warm-up {}{}{}", layout.tensor, layout.microbatch,
-                                 name_of(layout.schedule), layout.warmup, layout.sharded_optimizer ? ", sharded" : "",
-                                 layout.groups.empty() ? "" : ", groups");
+  std::string text = fmt::format(
+      "tensor {}, size {}, {} warm-up {}{}{}", layout.tensor, layout.microbatch, name_of(layout.schedule),
+      layout.warmup, layout.sharded_optimizer ? ", sharded" : "", layout.groups.empty() ? "" : ", groups");
   for (const auto& pipeline : layout.pipelines) {
     text += fmt::format("; {} x", pipeline.microbatches);
-    for (const auto& s : pipeline.stages) text += fmt::format(" {}{}:{}{}", static_cast<char>('a' + s.node), s.host, s.layers, s.recompute ? "r" : "");
+    for (const auto& s : pipeline.stages)
+      text += fmt::format(" {}{}:{}{}", static_cast<char>('a' + s.node), s.host, s.layers,
+                          s.recompute ? "r" : "");
   }
   return text;
 }
@@ -186,7 +191,8 @@ void check_parts(const Request& request, const Planned& planned, const std::stri
         --node.devices;
       else
         node.hosts.pop_back();
-      if (node.hosts.empty()) part.cluster.nodes.erase(part.cluster.nodes.begin() + static_cast<ptrdiff_t>(n));
+      if (node.hosts.empty())
+        part.cluster.nodes.erase(part.cluster.nodes.begin() + static_cast<ptrdiff_t>(n));
       if (part.cluster.nodes.empty()) continue;
       const Planned smaller = plan_with(part, "auto");
       if (!smaller.feasible) continue;
@@ -194,8 +200,8 @@ void check_parts(const Request& request, const Planned& planned, const std::stri
       if (gain <= kAllowed) continue;
       ++tally.grown;
       report("BETTER WITH LESS", gain, title,
-             fmt::format("without a {} of {}: {}", is_device ? "device" : "host", request.cluster.nodes[n].hosts[0],
-                         show(smaller.best.layout)));
+             fmt::format("without a {} of {}: {}", is_device ? "device" : "host",
+                         request.cluster.nodes[n].hosts[0], show(smaller.best.layout)));
     }
 }
 
@@ -232,7 +238,8 @@ int main(int argc, char** argv) {
     for (uint64_t seed = first; seed < first + count; ++seed)
       check(seed, argc > 3 ? std::stoi(argv[3]) : kMostByForce, tally);
     fmt::print(
-        "{} plans, {} beaten by brute force, {} by a part of the cluster; planning took {:.2f} processor seconds, "
+        "{} plans, {} beaten by brute force, {} by a part of the cluster; planning took {:.2f} processor "
+        "seconds, "
         "the longest {:.2f}\n",
         tally.plans, tally.beaten, tally.grown, tally.planning, tally.longest);
     return tally.beaten + tally.grown == 0 && tally.plans > 0 ? 0 : 1;

@@ -35,12 +35,13 @@ local function events_of(run, spans, offset)
       sums.first, sums.last = math.min(sums.first, begin), math.max(sums.last, begin + span.seconds)
       if arrived then
         -- Viewers join what has one category and one number, also across processes.
-        event.args.bytes, event.cat, event.id = span.bytes, "communication", rank * 2 ^ 24 + i
+        event.args.bytes, event.args.sent_bytes = span.bytes, span.sent_bytes
+        event.cat, event.id = "communication", rank * 2 ^ 24 + i
         event.ph, event.tid = "b", 1
         list[#list + 1] = event
         list[#list + 1] = { name = event.name, ts = math.max(begin, arrived), pid = rank, tid = 1, id = event.id,
           cat = "communication", ph = "e" }
-        sums.sent = sums.sent + (span.op ~= "receive" and span.bytes or 0)
+        sums.sent = sums.sent + span.sent_bytes
       else
         local kind = kind_of(span)
         event.ph, event.dur = "X", span.seconds

@@ -217,6 +217,27 @@ TEST_CASE("the transport sends what the statement of each collective's steps say
   CHECK(stated(receive, 1, 2) == stated(send, 0, 2));
 }
 
+TEST_CASE("a rank sends in a collective what all its steps together have", "[comm]") {
+  std::mt19937 random(9);
+  for (int size = 1; size <= 5; ++size)
+    for (const Kind kind : kKinds)
+      for (const int64_t most : {60, 30'000})
+        for (const bool even : {true, false}) {
+          const CollectiveRequest request = drawn(random, kind, size, most, even);
+          for (int rank = 0; rank < size; ++rank) {
+            int64_t bytes = 0;
+            for (const CollectiveStep& step : mesh_steps(request, rank, size))
+              for (const StepTransfer& transfer : step) bytes += transfer.from == rank ? transfer.bytes : 0;
+            INFO(name_of(kind) << ", rank " << rank << " of " << size << ", up to " << most);
+            CHECK(sent_bytes(request, rank, size) == bytes);
+          }
+        }
+  CollectiveRequest message{Kind::send, DType::f32, {100}, 1, 0, Reduction::sum, "x"};
+  CHECK(sent_bytes(message, 0, 2) == 400);
+  message.kind = Kind::receive;
+  CHECK(sent_bytes(message, 0, 2) == 0);
+}
+
 TEST_CASE("the transport sends as many bytes as stated, in however many segments", "[comm]") {
   for (int size = 2; size <= 5; ++size) {
     try_bytes(loopback_maker(), size, 60);
