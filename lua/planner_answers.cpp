@@ -49,11 +49,17 @@ void add_lack(Json& answer, double bytes) {
 }
 
 Json spread_json(const planner::LinkSpread& spread) {
-  Json::array_t cases;
-  for (const planner::LinkCase& each : spread.cases)
-    cases.push_back(Json::object_t{
-        {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
-  return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
+  const auto list = [](const std::vector<planner::LinkCase>& cases) {
+    Json::array_t entries;
+    for (const planner::LinkCase& each : cases)
+      entries.push_back(Json::object_t{
+          {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
+    return entries;
+  };
+  return Json::object_t{{"least", spread.least},
+                        {"most", spread.most},
+                        {"cases", list(spread.cases)},
+                        {"nearby", list(spread.nearby)}};
 }
 
 Json cluster_json(const planner::Cluster& cluster) {

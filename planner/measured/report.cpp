@@ -32,11 +32,17 @@ Json json_of(const Spread& spread, double asked) {
 }
 
 Json json_of(const LinkSpread& spread) {
-  Json::array_t cases;
-  for (const LinkCase& each : spread.cases)
-    cases.push_back(Json::object_t{
-        {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
-  return Json::object_t{{"least", spread.least}, {"most", spread.most}, {"cases", std::move(cases)}};
+  const auto list = [](const std::vector<LinkCase>& cases) {
+    Json::array_t entries;
+    for (const LinkCase& each : cases)
+      entries.push_back(Json::object_t{
+          {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
+    return entries;
+  };
+  return Json::object_t{{"least", spread.least},
+                        {"most", spread.most},
+                        {"cases", list(spread.cases)},
+                        {"nearby", list(spread.nearby)}};
 }
 
 Json json_of(const GpuMemory& memory) {

@@ -1,6 +1,7 @@
 #include "planner/simulate/sensitivity.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,24 +27,33 @@ LinkSpread link_spread(const Cluster& cluster, double seconds,
                        const std::function<double(const Cluster&)>& seconds_of) {
   LinkSpread spread;
   spread.seconds = spread.least = spread.most = seconds;
-  for (const auto& [bandwidth, latency] :
-       {std::pair{kSlowLinks, 1.0}, {kFastLinks, 1.0}, {1.0, kLongLatency}, {1.0, kShortLatency}}) {
+  const auto add = [&](std::vector<LinkCase>& cases, double bandwidth, double latency) {
     const double other = seconds_of(with_links(cluster, bandwidth, latency));
-    spread.cases.push_back({bandwidth, latency, other});
+    cases.push_back({bandwidth, latency, other});
     spread.least = std::min(spread.least, other);
     spread.most = std::max(spread.most, other);
-  }
+  };
+  add(spread.cases, kSlowLinks, 1);
+  add(spread.cases, kFastLinks, 1);
+  add(spread.cases, 1, kLongLatency);
+  add(spread.cases, 1, kShortLatency);
+  for (const double bandwidth : {1 - kNearby, 1 + kNearby}) add(spread.nearby, bandwidth, 1);
   return spread;
 }
 
 std::string to_text(const LinkSpread& spread) {
-  const auto of = [&](size_t i) {
-    return fmt::format("{:+.1f} %", 100 * (spread.cases[i].seconds / spread.seconds - 1));
-  };
+  const auto change = [&](const LinkCase& each) { return each.seconds / spread.seconds - 1; };
+  const auto of = [&](size_t i) { return fmt::format("{:+.1f} %", 100 * change(spread.cases[i])); };
+  std::string jumps;
+  for (const LinkCase& each : spread.nearby)
+    if (std::abs(change(each)) > kJump)
+      jumps += fmt::format("; but bandwidth x {} {:+.1f} %, because transfers meet in another order",
+                           each.bandwidth, 100 * change(each));
   return fmt::format(
-      "links: {} to {} a step over plausible values: bandwidth x {} {}, x {} {}; latency x {} {}, x {} {}\n",
+      "links: {} to {} a step over plausible values: bandwidth x {} {}, x {} {}; latency x {} {}, x {} "
+      "{}{}\n",
       show_seconds(spread.least), show_seconds(spread.most), kSlowLinks, of(0), kFastLinks, of(1),
-      kLongLatency, of(2), kShortLatency, of(3));
+      kLongLatency, of(2), kShortLatency, of(3), jumps);
 }
 
 }  // namespace het::planner

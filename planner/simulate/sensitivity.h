@@ -19,6 +19,9 @@ struct LinkSpread {
   double seconds = 0;           // as the cluster says
   double least = 0, most = 0;   // of all cases, that one included
   std::vector<LinkCase> cases;  // the others
+  // With nearly the same bandwidth. Transfers that meet at an interface may then pass it in another order,
+  // and a stage that waits for the one that comes second holds up all others: a step may jump, also up.
+  std::vector<LinkCase> nearby;
 };
 
 // What links have beside what is said of them. Stated bandwidths are those of the wire: transports reach 70 %
@@ -26,6 +29,8 @@ struct LinkSpread {
 // idle machines; several ports, where one is counted, give more. Latencies of a message between processes
 // are half to twice what is stated.
 inline constexpr double kSlowLinks = 0.7, kFastLinks = 1.4, kShortLatency = 0.5, kLongLatency = 2;
+// A step that scales with the links moves by as much as they do; one that moves by more than kJump does not.
+inline constexpr double kNearby = 0.03, kJump = 0.035;
 
 Cluster with_links(const Cluster& cluster, double bandwidth, double latency);
 // `seconds`: of a step on this cluster. `seconds_of`: of one on another.

@@ -8,6 +8,7 @@
 #include "core/comm/steps.h"
 #include "planner/autohet/stages.h"
 #include "planner/lower/schedule.h"
+#include "planner/simulate/sensitivity.h"
 #include "tests/unit/planner/testing.h"
 
 using namespace het;
@@ -706,4 +707,20 @@ TEST_CASE("uneven optimizer shares are exchanged in the time that the transport'
     INFO(shares[0] << " " << shares[1] << " " << shares[2]);
     CHECK(bench.run(layout, options).exposed_seconds == Approx(expected).epsilon(1e-4));
   }
+}
+
+TEST_CASE("the spread over links names a step that jumps beside the stated bandwidth", "[planner]") {
+  Cluster cluster;
+  cluster.between = {1e-5, 1e9};
+  const auto in_proportion = [](const Cluster& other) { return 1e9 / other.between.bytes_per_second; };
+  const LinkSpread smooth = link_spread(cluster, 1, in_proportion);
+  CHECK(to_text(smooth).find("but") == std::string::npos);
+  // Transfers that meet in another order: a little faster links, and a longer step.
+  const LinkSpread jumps = link_spread(cluster, 1, [&](const Cluster& other) {
+    const double faster = other.between.bytes_per_second / 1e9;
+    return faster > 1 && faster < 1.1 ? 1.14 : in_proportion(other);
+  });
+  CHECK(jumps.most == Approx(1 / kSlowLinks));
+  CHECK(to_text(jumps).find("; but bandwidth x 1.03 +14.0 %, because transfers meet in another order") !=
+        std::string::npos);
 }
