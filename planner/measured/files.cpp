@@ -131,6 +131,23 @@ PlanGroup read_group(Reader& read, const Json& json, const std::string& where) {
   return group;
 }
 
+// What a pipeline says of itself beside its lists, and otherwise than they do.
+std::vector<std::string> contradictions(const Json& json, const std::string& where,
+                                        const std::vector<PlanStage>& stages) {
+  std::vector<std::string> notes;
+  const Json* count = find_member(json, "num_stages");
+  if (count != nullptr && *count != stages.size())
+    notes.push_back(fmt::format("{}: num_stages is {}; layers_per_stage has {}, which count", where,
+                                dump(*count), stages.size()));
+  std::vector<size_t> listed;
+  for (const PlanStage& stage : stages) listed.push_back(stage.replicas.size());
+  const Json* replicas = find_member(json, "dp");
+  if (replicas != nullptr && replicas->is_array() && *replicas != Json(listed))
+    notes.push_back(fmt::format("{}: dp is {}; the stages of tmp_per_stage have {} replicas, which count",
+                                where, dump(*replicas), fmt::join(listed, ", ")));
+  return notes;
+}
+
 std::vector<PlanStage> read_pipeline(Reader& read, const Json& json, const std::string& where) {
   std::vector<PlanStage> stages;
   int next = 0;
@@ -234,10 +251,15 @@ TypeTimes type_times(const Json& json, const std::string& path, int layers,
       });
       if (mistakes.empty() && static_cast<int>(of.size()) != layers)
         read.add(fmt::format("{} has times of {} layers; the model has {}", at, of.size(), layers));
+      for (const auto& [pass, seconds] :
+           {std::pair{"forward", &LayerTimes::forward}, {"backward", &LayerTimes::backward}})
+        if (mistakes.empty() &&
+            std::none_of(of.begin(), of.end(), [&](const LayerTimes& layer) { return layer.*seconds > 0; }))
+          read.add(fmt::format("{}: all {} times are 0; nothing was measured", at, pass));
       if (mistakes.empty())
         times.tables[tensor][microbatch] = std::move(of);
       else
-        times.damaged[tensor][microbatch] = shortened(std::move(mistakes), at);
+        times.damaged[tensor][microbatch] = shortened(std::move(mistakes), fmt::format("{}: {}", path, at));
     });
   });
   return times;
@@ -276,8 +298,12 @@ PlanFile read_plan_file(const std::string& path) {
   measured("red_grads", plan.gradient_seconds, false);
   measured("max_mem", plan.memory_bytes, true);
   const Json::array_t& pipelines = read.list(read.member(*json, "pipeline_list", ""), "pipeline_list");
-  for (size_t p = 0; p < pipelines.size(); ++p)
-    plan.pipelines.push_back(read_pipeline(read, pipelines[p], fmt::format("pipeline {}", p + 1)));
+  for (size_t p = 0; p < pipelines.size(); ++p) {
+    const std::string where = fmt::format("pipeline {}", p + 1);
+    plan.pipelines.push_back(read_pipeline(read, pipelines[p], where));
+    for (std::string& note : contradictions(pipelines[p], where, plan.pipelines.back()))
+      plan.notes.push_back(std::move(note));
+  }
   if (find_member(*json, "pipeline_list") != nullptr && plan.pipelines.empty())
     read.add("pipeline_list has no pipelines");
   for (size_t p = 1; p < plan.pipelines.size() && plan.problems.empty(); ++p)

@@ -54,6 +54,7 @@ struct PlanFile {
   std::optional<double> seconds;           // of a step
   std::optional<double> gradient_seconds;  // of it, spent on gradient synchronisation by the run's own clock
   std::optional<double> memory_bytes;      // the peak of the fullest GPU
+  std::vector<std::string> notes;          // where it contradicts itself
   std::vector<std::string> problems;
   int layers() const;  // of the model, as its first pipeline divides it
 };

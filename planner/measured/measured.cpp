@@ -126,6 +126,7 @@ MeasuredReport simulate_measured(const MeasuredRequest& request) {
     plan.measured_seconds = file.seconds;
     plan.measured_gradient_seconds = file.gradient_seconds;
     plan.measured_memory_bytes = file.memory_bytes;
+    plan.notes = file.notes;
     plan.problems = file.problems;
     if (plan.problems.empty()) plan.model = model_of(file, request, models, profiles, plan.problems);
     if (plan.problems.empty()) predict(file, models.at(plan.model), request, profiles, plan);

@@ -17,6 +17,9 @@ namespace {
 
 constexpr int kMostMicrobatches = 100000;
 constexpr int kMostGroups = 20000;
+// A step in milliseconds is a thousand times one in seconds, which is longer than its layers take; the
+// slowest links in use make one ten or twenty times as long.
+constexpr double kMostTimesBound = 300;
 
 std::string name_of(const PlanGroup& group) {
   std::string machines = group.machines[0].type;
@@ -52,6 +55,7 @@ class Prediction {
     int node = 0;                                  // of the cluster
     int open = 0;                                  // free groups in its last machine
     int uses = 0, together = 1;                    // in the plan, in one machine
+    std::string where;                             // its first stage
     bool measured = false;                         // at the plan's micro-batch size
   };
 
@@ -59,6 +63,8 @@ class Prediction {
   Kind& kind_of(const PlanGroup& group) {
     return *std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; });
   }
+  void find_kinds();
+  std::vector<std::string> damage_of(const TypeTimes& times, int tensor);
   void collect(Profiles& profiles);
   void tell_apart();
   void spread(Kind& kind);
@@ -86,27 +92,59 @@ class Prediction {
   std::vector<Origin> origins_;
 };
 
+void Prediction::find_kinds() {
+  for (size_t p = 0; p < file_.pipelines.size(); ++p)
+    for (size_t s = 0; s < file_.pipelines[p].size(); ++s)
+      for (const PlanGroup& group : file_.pipelines[p][s].replicas) {
+        plan_.gpus += group.tensor;
+        if (std::none_of(kinds_.begin(), kinds_.end(),
+                         [&](const Kind& kind) { return kind.group == group; })) {
+          kinds_.push_back({group, name_of(group), {}});
+          kinds_.back().where = fmt::format("pipeline {}, stage {}", p + 1, s + 1);
+        }
+        ++kind_of(group).uses;
+      }
+}
+
+// What keeps the plan from the times of a degree. Tables of other micro-batch sizes that are damaged are
+// left out, and noted; where none is whole, the mistakes of one of them say why.
+std::vector<std::string> Prediction::damage_of(const TypeTimes& times, int tensor) {
+  std::vector<std::string> problems;
+  const auto damaged = times.damaged.find(tensor);
+  if (damaged == times.damaged.end()) return problems;
+  const auto& by_size = damaged->second;
+  const bool is_whole = times.tables.contains(tensor);
+  if (const auto own = by_size.find(file_.microbatch); own != by_size.end())
+    problems = own->second;
+  else if (!is_whole)
+    problems = by_size.begin()->second;
+  std::vector<int> others;
+  for (const auto& [microbatch, mistakes] : by_size)
+    if (mistakes != problems) others.push_back(microbatch);
+  if (!is_whole && !others.empty())
+    problems.push_back(fmt::format("{}: mistakes also at micro-batch {}, degree {}",
+                                   problems[0].substr(0, problems[0].find(": ")), fmt::join(others, ", "),
+                                   tensor));
+  for (const auto& [microbatch, mistakes] : by_size)
+    if (is_whole && microbatch != file_.microbatch) plan_.notes.push_back("skipped: " + mistakes[0]);
+  return problems;
+}
+
 // The kinds of groups with their times, or why there are none.
 void Prediction::collect(Profiles& profiles) {
   const auto problem = [&](std::string sentence) {
     auto& all = plan_.problems;
     if (std::find(all.begin(), all.end(), sentence) == all.end()) all.push_back(std::move(sentence));
   };
-  for (const auto& stages : file_.pipelines)
-    for (const PlanStage& stage : stages)
-      for (const PlanGroup& group : stage.replicas) {
-        plan_.gpus += group.tensor;
-        if (std::none_of(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.group == group; }))
-          kinds_.push_back({group, name_of(group), {}});
-        ++kind_of(group).uses;
-      }
+  find_kinds();
   for (Kind& kind : kinds_) {
     const int tensor = kind.group.tensor;
+    const std::string wanted = fmt::format("{}, {}", file_.path, kind.where);
     if (!sizes_.contains(tensor)) {
       std::vector<int> there;
       for (const auto& [degree, layers] : sizes_) there.push_back(degree);
-      problem(fmt::format("{}: {} has no sizes for tensor-parallel degree {}; it has {}", request_.model_info,
-                          plan_.model, tensor, fmt::join(there, ", ")));
+      problem(fmt::format("{}: {} has no sizes for tensor-parallel degree {}; it has {}; {} has this degree",
+                          request_.model_info, plan_.model, tensor, fmt::join(there, ", "), wanted));
     } else if (static_cast<int>(sizes(tensor).size()) != file_.layers()) {
       problem(fmt::format("{}: {} has {} layers at tensor-parallel degree {}; the plan divides {}",
                           request_.model_info, plan_.model, sizes(tensor).size(), tensor, file_.layers()));
@@ -115,23 +153,19 @@ void Prediction::collect(Profiles& profiles) {
       std::vector<std::string> unread;
       const TypeTimes* times = profiles.find(plan_.model, file_.layers(), machine.type, unread);
       for (std::string& sentence : unread) problem(std::move(sentence));
-      if (times == nullptr) continue;
-      if (const auto damaged = times->damaged.find(tensor); damaged != times->damaged.end()) {
-        for (const auto& [microbatch, mistakes] : damaged->second) {
-          if (microbatch == file_.microbatch || !times->tables.contains(tensor)) {
-            for (const std::string& mistake : mistakes) problem(mistake);
-          } else {
-            plan_.notes.push_back("skipped: " + mistakes[0]);
-          }
-        }
+      if (times == nullptr) {
+        problem(fmt::format("{} has GPUs of type \"{}\"", wanted, machine.type));
+        continue;
       }
+      for (std::string& sentence : damage_of(*times, tensor)) problem(std::move(sentence));
       const auto found = times->tables.find(tensor);
       if (found == times->tables.end()) {
         if (times->damaged.contains(tensor)) continue;
         std::vector<int> there;
         for (const auto& [degree, microbatches] : times->tables) there.push_back(degree);
-        problem(fmt::format("{}: the profile of {} has no times for tensor-parallel degree {}; it has {}",
-                            profiles.path(), machine.type, tensor, fmt::join(there, ", ")));
+        problem(fmt::format(
+            "{}: the profile of {} has no times for tensor-parallel degree {}; it has {}; {} has this degree",
+            profiles.path(), machine.type, tensor, fmt::join(there, ", "), wanted));
         continue;
       }
       // Of several machines the slowest sets the pace.
@@ -474,6 +508,12 @@ void Prediction::bound() {
       before += group->microbatch_seconds;
     }
   }
+  if (plan_.measured_seconds && plan_.bound_seconds > 0 &&
+      *plan_.measured_seconds > kMostTimesBound * plan_.bound_seconds)
+    plan_.suspicious.push_back(fmt::format(
+        "its measured step, {}, is {:.0f} times what its layers take by the profile, {}; real is in seconds",
+        show_seconds(*plan_.measured_seconds), *plan_.measured_seconds / plan_.bound_seconds,
+        show_seconds(plan_.bound_seconds)));
   // What is interpolated or added for groups over several machines is no figure of the profile.
   for (const Kind& kind : kinds_)
     if (!kind.measured || kind.group.machines.size() > 1) return;

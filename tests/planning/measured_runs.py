@@ -142,6 +142,14 @@ class Measured(Case):
         self.assertIn('a batch of 7 is not whole micro-batches of 2: 8 samples are counted',
                       self.answer()[0]['by_name']['odd']['notes'])
 
+    def test_lists_count_where_a_plan_contradicts_itself(self):
+        self.edit('plans/two_stages.json', lambda plan: plan['pipeline_list'][0].update(num_stages=3, dp=[1, 2]))
+        plan = self.answer()[0]['by_name']['two_stages']
+        self.assertAlmostEqual(plan['predicted_seconds'], 0.19)
+        self.assertEqual(plan['notes'], [
+            'pipeline 1: num_stages is 3; layers_per_stage has 2, which count',
+            'pipeline 1: dp is [1,2]; the stages of tmp_per_stage have 1, 1 replicas, which count'])
+
     def test_groups_that_differ_only_in_their_machines_are_distinguished(self):
         self.copy('alone', 'zones', lambda plan: plan.update(mbs=4, gbs=8) or plan['pipeline_list'][0].update(
             tmp_per_stage=[[[[['fast', 1, 'here-a']], 1], [[['fast', 1, 'there-a']], 1]]]))
@@ -198,6 +206,8 @@ class Measured(Case):
             self.assertEqual('predicted_seconds' in plan, name in good, name)
             self.assertEqual(plan['problems'] == [], name in good, name)
         for words in ('broken.json', 'no_object.json: is no JSON object',
+                      'no_such_type.json, pipeline 1, stage 1 has GPUs of type "H100"',
+                      'it has 1, 2; measured/plans/no_such_degree.json, pipeline 1, stage 1 has this degree',
                       'no_layers.json: pipeline 1: "layers_per_stage" is missing',
                       'profiles/toy: no profile of GPU type "H100"; there are fast, slow',
                       'no profile of GPU type "../toy/fast"',
@@ -225,6 +235,22 @@ class Measured(Case):
         self.assertIn('toy has 3 layers at tensor-parallel degree 2; the plan divides 4', err)
         (self.folder / 'measured/model_info.json').write_text('nonsense')
         self.assertIn('model_info.json', self.answer(code=2)[1])
+
+    def test_a_profile_without_times_says_so_once(self):
+        def change(layer_of):
+            self.edit('profiles/toy/fast.json', lambda profile: [
+                table.update({layer: layer_of(times) for layer, times in table.items()})
+                for degrees in profile.values() for table in degrees.values()])
+        whole = (self.folder / 'measured/profiles/toy/fast.json').read_text()
+        change(lambda times: [0, 0, 0])
+        answer, err = self.answer(code=2)
+        self.assertIn('fast.json: micro-batch 1, degree 1: all forward times are 0; nothing was measured', err)
+        (self.folder / 'measured/profiles/toy/fast.json').write_text(whole)
+        change(lambda times: [*times[:2], None])
+        problems = self.answer(code=2)[0]['by_name']['alone']['problems']
+        self.assertEqual(len(problems), 5, problems)   # four layers, and that other sizes are alike
+        self.assertIn('fast.json: micro-batch 1, degree 1, layer 0, update is null', problems[0])
+        self.assertRegex(problems[-1], r'fast.json: mistakes also at micro-batch 2, degree 1')
 
     def test_a_folder_of_one_model_and_several_models_of_one_size(self):
         self.edit('model_info.json', lambda sizes: sizes.update(twin=sizes['toy']))
@@ -276,12 +302,15 @@ class Measured(Case):
     def test_measured_values_that_cannot_be_are_marked(self):
         self.assertEqual([plan['suspicious'] for plan in self.answer()[0]['plans']], [[]] * 5)
         # 4 bytes for each of 4 million parameters and 40 MB of activations
+        self.copy('alone', 'in_ms', lambda plan: plan.update(real=503.17))
         self.copy('alone', 'too_small', lambda plan: plan.update(real=0.49, max_mem=55e6))
         self.copy('alone', 'same', lambda plan: plan.update(real=0.50012, max_mem=57e6))
         self.edit('plans/alone.json', lambda plan: plan.update(real=0.50012))
         found = self.answer()[0]['by_name']
         self.assertIn('its measured memory, 0.1 GB, is less than weights and one micro-batch need',
                       found['too_small']['suspicious'][0])
+        self.assertEqual(found['in_ms']['suspicious'], [
+            'its measured step, 8 min 23 s, is 1048 times what its layers take by the profile, 480 ms; real is in seconds'])
         self.assertEqual(found['same']['suspicious'], ['its measured step is that of alone to the last digit'])
         self.assertEqual(found['alone']['suspicious'], ['its measured step is that of same to the last digit'])
         out, _ = self.hetrun(*self.words())
