@@ -489,6 +489,7 @@ planner::Cluster cluster_at(lua_State* L, int index) {
     type.memory_bytes_per_second = field<double>(L, at, "memory_bandwidth").value_or(0);
     type.inside = link_at(L, at);
     type.efficiency = field<double>(L, at, "efficiency").value_or(0.5);
+    type.launch_seconds = field<double>(L, at, "launch").value_or(planner::kLaunchSeconds);
     cluster.types.push_back(std::move(type));
   });
   int64_t hosts = 0;

@@ -74,6 +74,7 @@ class Checker {
     require("memory", type.memory_bytes, positive(type.memory_bytes), "more than 0");
     require("memory bandwidth", type.memory_bytes_per_second, positive(type.memory_bytes_per_second),
             "more than 0");
+    require("launch", type.launch_seconds, not_negative(type.launch_seconds), "0 or more");
     require("efficiency", type.efficiency, positive(type.efficiency) && type.efficiency <= 1,
             "above 0, at most 1");
     if (!absent(type.inside)) check(where + ", link inside", type.inside);

@@ -14,13 +14,17 @@ namespace het::planner {
 enum class Precision { f32, bf16, f16 };
 std::string_view name_of(Precision precision);
 
+// What a pass of a layer takes beside on a GPU: its kernels are launched one after the other.
+inline constexpr double kLaunchSeconds = 20e-6;
+
 struct DeviceType {
   std::string name;
   double f32_flops = 0, bf16_flops = 0, f16_flops = 0;  // dense matrix products per second; 0: not supported
   double memory_bytes = 0;
   double memory_bytes_per_second = 0;
-  Link inside;              // between two of them in one node
-  double efficiency = 0.5;  // share of the peak that layers reach where nothing was measured
+  Link inside;                             // between two of them in one node
+  double efficiency = 0.5;                 // share of the peak that layers reach where nothing was measured
+  double launch_seconds = kLaunchSeconds;  // 0: of processors, and of paced devices, which launch nothing
   bool operator==(const DeviceType&) const = default;
   double flops(Precision precision) const;  // 0 when not supported
 };

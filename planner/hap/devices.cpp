@@ -41,7 +41,7 @@ DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cl
                             static_cast<int>(host), f32, halves, type.memory_bytes_per_second,
                             type.memory_bytes * kUsableMemory,
                             static_cast<int>(int64_t{device} * interfaces / count), interfaces,
-                            cluster.nodes[n].zone});
+                            cluster.nodes[n].zone, type.launch_seconds});
         const auto kind =
             known.emplace(std::tuple(f32, halves, type.memory_bytes_per_second), kind_count_).first;
         kind_count_ = std::max(kind_count_, kind->second + 1);

@@ -29,6 +29,7 @@ struct Device {
   int interface = 0;        // to the network, by which it leaves its host: the first, where it has several
   int host_interfaces = 1;  // of its host
   std::string zone = {};    // of its machine
+  double launch_seconds = kLaunchSeconds;
 
   // What others that leave the host share with it.
   auto port() const { return std::tuple(node, host, interface); }

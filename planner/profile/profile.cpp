@@ -130,7 +130,7 @@ LayerSeconds compute_seconds(const Cluster& cluster, int node, const Model& mode
   const auto pass = [&](double flops, double bytes) {
     const double read = multiplies(model, kind, flops) ? weights : 0;
     return std::max(flops * samples / rate, (bytes * samples + read) / type.memory_bytes_per_second) +
-           kLaunchSeconds;
+           type.launch_seconds;
   };
   LayerSeconds seconds;
   seconds.forward = pass(kind.forward_flops, kind.forward_bytes);

@@ -87,8 +87,7 @@ struct LayerSeconds {
 };
 
 // From the data sheet: the larger of work / (peak x efficiency) and traffic / bandwidth, plus tensor-parallel
-// all-reduces over the link inside node `node`, plus a launch of kLaunchSeconds for each of a kind's passes.
-inline constexpr double kLaunchSeconds = 20e-6;
+// all-reduces over the link inside node `node`, plus DeviceType::launch_seconds for each of a kind's passes.
 LayerSeconds roofline(const Cluster& cluster, int node, const Model& model, const LayerKind& kind, int tensor,
                       int microbatch);
 

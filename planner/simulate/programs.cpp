@@ -79,19 +79,20 @@ class ProgramsSimulation {
         with_events_(with_events),
         shared_ports_(shared_ports),
         ranks_(programs.size()) {
-    std::map<std::tuple<const Program*, double, double, double>, std::vector<double>*> known;
+    std::map<std::tuple<const Program*, double, double, double, double>, std::vector<double>*> known;
     for (size_t r = 0; r < programs.size(); ++r) {
       const hap::Device& device = devices[r];
-      const auto [entry, fresh] = known.emplace(
-          std::tuple(programs[r], device.f32_flops, device.half_flops, device.memory_bytes_per_second),
-          nullptr);
+      const auto [entry, fresh] =
+          known.emplace(std::tuple(programs[r], device.f32_flops, device.half_flops,
+                                   device.memory_bytes_per_second, device.launch_seconds),
+                        nullptr);
       const std::vector<Instruction>& instructions = programs[r]->instructions;
       if (fresh) {
         entry->second = &seconds_.emplace_back(instructions.size(), 0);
         const std::vector<int> launches = launches_of(*programs[r]);
         for (size_t i = 0; i < instructions.size(); ++i)
           if (const auto* compute = std::get_if<Compute>(&instructions[i]))
-            (*entry->second)[i] = seconds_of(*compute, device) + launches[i] * kLaunchSeconds;
+            (*entry->second)[i] = seconds_of(*compute, device) + launches[i] * device.launch_seconds;
       }
       ranks_[r].seconds = entry->second;
       ranks_[r].operation_of.resize(instructions.size(), {-1, 0});

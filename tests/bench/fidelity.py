@@ -80,7 +80,7 @@ def cluster_text(machines, devices, between, inside):
                       for i, own in enumerate(machines))
     return (f'local cluster = het.cluster {{ bandwidth = "{bandwidth}", latency = "{latency}", all_reduce = "mesh",\n'
             f'  het.device_type {{ name = "paced", f32 = "{TOTAL_GFLOPS / devices} GFLOP/s", memory = "1 GiB", '
-            f'memory_bandwidth = "1 TB/s", efficiency = 1, bandwidth = "{inside_bandwidth}", latency = "{inside_latency}" }},\n'
+            f'memory_bandwidth = "1 TB/s", efficiency = 1, launch = "0 us", bandwidth = "{inside_bandwidth}", latency = "{inside_latency}" }},\n'
             f'{nodes}\n}}\n')
 
 

@@ -39,7 +39,7 @@ local plans = {
 }
 
 local function device_type(name, rate)
-  return het.device_type { name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
+  return het.device_type { name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1, launch = "0 us",
     bandwidth = opt.link, latency = "20 us" }
 end
 local cluster = het.cluster { bandwidth = opt.link, latency = "20 us", all_reduce = "mesh",

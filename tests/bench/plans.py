@@ -58,7 +58,7 @@ def cluster_text(nodes, link, memory):
     latency = f'{300 * SLOWER} us'
     types = '\n'.join(
         f'  het.device_type {{ name = "{name}", f32 = "{TYPES[name] / SLOWER} GFLOP/s", memory = "{memory}", '
-        f'memory_bandwidth = "1 TB/s", efficiency = 1, bandwidth = "{250 / SLOWER} MB/s", latency = "{latency}" }},'
+        f'memory_bandwidth = "1 TB/s", efficiency = 1, launch = "0 us", bandwidth = "{250 / SLOWER} MB/s", latency = "{latency}" }},'
         for name, _ in nodes)
     places = '\n'.join(f'  het.node {{ name = "{name}", type = "{name}", devices = {count} }},' for name, count in nodes)
     return (f'local het = require "het"\nlocal cluster = het.cluster {{ bandwidth = "{link / SLOWER} MB/s", '

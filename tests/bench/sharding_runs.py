@@ -57,7 +57,7 @@ TEXT = ''.join(f'{chr(32 + i % 90)}{chr(32 + i // 90)} the quick brown fox jumps
 
 def cluster_text(nodes, inside, between):
     types = '\n'.join(f'  het.device_type {{ name = "{name}", f32 = "{TYPES[name] / SLOWER} GFLOP/s", memory = "2 GiB", memory_bandwidth = '
-                      f'"1 TB/s", efficiency = 1, bandwidth = "{inside / SLOWER} MB/s", latency = "{200 * SLOWER} us" }},' for name, _ in nodes)
+                      f'"1 TB/s", efficiency = 1, launch = "0 us", bandwidth = "{inside / SLOWER} MB/s", latency = "{200 * SLOWER} us" }},' for name, _ in nodes)
     places = '\n'.join(f'  het.node {{ name = "{name}", type = "{name}", devices = {count} }},' for name, count in nodes)
     return (f'local cluster = het.cluster {{ bandwidth = "{between / SLOWER} MB/s", latency = "{200 * SLOWER} us", all_reduce = "mesh",\n{types}\n'
             f'{places}\n}}\n')

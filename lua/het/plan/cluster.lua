@@ -24,7 +24,7 @@ handle.class({ kind = "node", fields = { "name", "type", "devices", "count", "zo
 handle.class({ kind = "link", fields = { "from", "to", "bandwidth", "latency", "assumed" },
   show = function(self) return ("link from %s to %s"):format(self.from, self.to) end }, Link)
 handle.class({ kind = "device_type", name = "type of device", fields = { "name", "f32", "bf16", "f16", "memory",
-  "memory_bandwidth", "bandwidth", "latency", "efficiency" },
+  "memory_bandwidth", "bandwidth", "latency", "efficiency", "launch" },
   show = function(self) return "type of device " .. self.name end }, DeviceType)
 
 Node.__tostring = function(self)
@@ -48,7 +48,7 @@ local units = {
   f32 = { parse = native.parse_rate, such_as = '"20 TFLOP/s"' },
   bf16 = { parse = native.parse_rate, such_as = '"80 TFLOP/s"', zero = true },
 }
-units.memory_bandwidth, units.f16 = units.bandwidth, units.bf16
+units.memory_bandwidth, units.f16, units.launch = units.bandwidth, units.bf16, units.latency
 
 local function in_units(a)
   local result = {}
@@ -75,6 +75,8 @@ cluster.device_type = define.constructor {
     { "latency", "string", "of a message between them", default = "5 us", unit = units.latency },
     { "efficiency", "number", "share of the peak that layers reach where nothing was measured", default = 0.5,
       above = 0, max = 1 },
+    { "launch", "string", "what each pass of a layer takes beside, to launch its kernels; 0 of processors and of paced "
+      .. "devices", default = "20 us", unit = units.launch },
   },
   build = function(a) return setmetatable(in_units(a), DeviceType) end,
 }
@@ -126,7 +128,7 @@ local stand_ins = {
   node = { devices = 1, count = 1, price = 0, preemptions = 0 },
   link = { bandwidth = assumed.bandwidth, latency = assumed.latency },
   device_type = { f32 = 1e12, memory = 2 ^ 34, memory_bandwidth = 1e11, bandwidth = 1e10, latency = 1e-5,
-    efficiency = 0.5 },
+    efficiency = 0.5, launch = 20e-6 },
 }
 
 -- Zones without a stated link between their hosts.
@@ -262,7 +264,7 @@ function cluster.measured_type(kind, measured)
   return { kind = kind, name = on_cpu and sharing > 1 and "cpu/" .. sharing or kind, f32 = measured.f32,
     bf16 = measured.bf16, f16 = 0, memory = measured.memory, memory_bandwidth = measured.memory_bandwidth,
     bandwidth = on_cpu and 4e9 or measured.bandwidth, latency = on_cpu and 50e-6 or 10e-6,
-    efficiency = on_cpu and 0.8 or 0.7 }
+    efficiency = on_cpu and 0.8 or 0.7, launch = on_cpu and 0 or nil }
 end
 
 --- Bytes/s between two of the first `count` GPUs of this machine: data sheets' figures until a profile has measured

@@ -158,6 +158,23 @@ TEST_CASE("a layer that works was not measured in no time", "[calibrated]") {
   CHECK(problems[0].find("profile point 2 (block on A100-80): forward takes 0 seconds") != std::string::npos);
 }
 
+TEST_CASE("the device's type says what launches take") {
+  Cluster cluster = cluster_of({{"A100-80", 1}});
+  const Model model = known_model("llama2-7b");
+  const LayerKind& block = model.kinds[1];
+  const auto with = [&](double launch) {
+    cluster.types[0].launch_seconds = launch;
+    return roofline(cluster, 0, model, block, 1, 1);
+  };
+  const LayerSeconds none = with(0), some = with(1e-4);
+  CHECK(some.forward - none.forward == Approx(1e-4));
+  CHECK(some.input - none.input == Approx(1e-4));
+  CHECK(some.weight - none.weight == Approx(1e-4));
+  CHECK(some.update == none.update);
+  cluster.types[0].launch_seconds = -1;
+  CHECK(mentions(validate(cluster), "launch = -1; it is 0 or more"));
+}
+
 TEST_CASE("the roofline follows work, then memory, then the link of the tensor-parallel group") {
   const Cluster cluster = cluster_of({{"A100-80", 8}, {"T4", 4}});
   const Model model = known_model("llama2-7b");

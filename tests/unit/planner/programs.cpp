@@ -198,6 +198,9 @@ TEST_CASE("each pass of a layer takes a launch, as simulations of layers count i
       CHECK(seconds <= most * 1.01);
       CHECK(seconds >= (recompute ? least + kLaunchSeconds : least));
     }
+  cluster.types[0].launch_seconds = 0;  // a paced device
+  const hap::DeviceGroup paced(cluster, Precision::f32);
+  CHECK(simulate_plan(graph, plan, paced).ranks[0].compute_seconds < 0.01 * kLaunchSeconds);
 }
 
 TEST_CASE("what ranks wait for is named: gradients, norms and losses, weights", "[programs]") {
