@@ -39,8 +39,8 @@ local plans = {
 }
 
 local function device_type(name, rate)
-  return het.device_type { name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1, launch = "0 us",
-    bandwidth = opt.link, latency = "20 us" }
+  return het.device_type { name = name, f32 = rate, memory = "4 GiB", memory_bandwidth = "1 TB/s", efficiency = 1,
+    launch = "0 us", bandwidth = opt.link, latency = "20 us" }
 end
 local cluster = het.cluster { bandwidth = opt.link, latency = "20 us", all_reduce = "mesh",
   device_type("slow", "12 GFLOP/s"), device_type("fast", "18 GFLOP/s"),
