@@ -141,12 +141,18 @@ function graphs.elements_of(parameters)
   return total
 end
 
+-- How many positions the graph has as an input; nil where it has none.
+local function positions_of(b)
+  local positions = b.values["input:positions"]
+  return positions and positions.shape[1]
+end
+
 --- The graph of a training step. Outputs: "loss", "gradient_norm".
 -- @tparam table spec as of graphs.loss, and `precision`, `seed`, `optimizer`, `samples` of a step, `packed` (rows are
 -- several examples)
 -- @treturn table { graph, trained, averaged, given, figures, positions, starts, counter }: `trained`, elements of
 -- parameters that are trained; by name `averaged`, whether a parameter is averaged, and `given`, what makes the tensor
--- that it begins with; names of `figures`; whether it has these inputs
+-- that it begins with; names of `figures`; how many `positions` it has as an input, and whether it has the others
 function graphs.training(spec)
   local b = builder.new { precision = spec.precision, mode = "train", seed = spec.seed,
     samples = spec.samples, rounding = spec.optimizer.arguments.rounding, packed = spec.packed }
@@ -187,14 +193,14 @@ function graphs.training(spec)
   local averaged = {}
   for _, parameter in ipairs(spec.average and trained or {}) do averaged[parameter.name] = true end
   return { graph = graph, trained = graphs.elements_of(wanted), averaged = averaged, given = b.given,
-    figures = b.figures, positions = b.values["input:positions"] ~= nil, starts = b.values["input:starts"] ~= nil,
+    figures = b.figures, positions = positions_of(b), starts = b.values["input:starts"] ~= nil,
     counter = b.values["input:counter"] ~= nil }
 end
 
 --- The graph of an evaluation. Output: "loss".
 -- @tparam table spec as of graphs.training
 -- @tparam table averaged which parameters are, as graphs.training says
--- @treturn table { graph, figures, positions, counter, average_weight }: names of figures; whether it has these inputs
+-- @treturn table { graph, figures, positions, counter, average_weight }: likewise
 function graphs.evaluation(spec, averaged)
   local kept = spec.average
   local function in_place_of(b, name, parameter, shape)
@@ -203,7 +209,7 @@ function graphs.evaluation(spec, averaged)
   local b = builder.new { precision = spec.precision, mode = "evaluate", seed = spec.seed,
     in_place_of = kept and kept.evaluate and in_place_of or nil }
   b.graph:output("loss", graphs.loss(b, spec))
-  return { graph = b.graph, figures = b.figures, positions = b.values["input:positions"] ~= nil,
+  return { graph = b.graph, figures = b.figures, positions = positions_of(b),
     counter = b.values["input:counter"] ~= nil,
     average_weight = b.values["input:average_weight"] ~= nil }
 end

@@ -289,7 +289,7 @@ local function save_at_end(self, reporter)
   if self.arguments.save and self.step > begun(self) then
     local folder, kept = saving.folder_of_end(self, self.interrupted)
     if self.cluster then folder = self.cluster:all_gather(folder)[1] end
-    saving.now(self, folder)
+    together.call(self, saving.now, self, folder)   -- what one of them cannot write ends the run on all
     local how = self.failed and "failed and saved" or self.interrupted and "stopped and saved" or "saved"
     saving.say(self, reporter, how, folder, kept)
   elseif self.step > begun(self) and (self.arguments.snapshot or {}).folder then

@@ -37,6 +37,17 @@ local function take_plan(self, written, answer)
   end
 end
 
+-- The fastest plan may leave ranks out. They are there to train, so all share the batch, as with --elastic.
+local function use_all(self)
+  local a, count, devices = self.arguments, self.cluster:size(), #plan.devices(self.plan)
+  if devices >= count then return end
+  self.plan, self.fallbacks = plan.replicas(count, a.batch, a.microbatch), nil
+  if self.cluster:rank() == 0 and not native.settings.quiet then
+    native.write("stderr", ("the fastest plan uses %d of the %d ranks; all of them share the batch instead. "
+      .. "--workers %d trains by the plan above\n"):format(devices, count, devices))
+  end
+end
+
 --- A plan for several devices needs as many ranks; ranks without a plan are replicas that share the batch evenly.
 function meeting.settle_plan(self)
   local a, count = self.arguments, self.cluster and self.cluster:size() or 1
@@ -218,6 +229,7 @@ function meeting.join(self)
       written = together.by_first(self, function() return own end)
     end
     take_plan(self, written, answer)
+    if shared then use_all(self) end
     together.call(self, meeting.settle_plan, self)
     if shared and not ranks.arrange(self, plan.devices(self.plan)) then
       errors.usage("the plan names other devices than those of the %d ranks", self.ranks)

@@ -236,8 +236,8 @@ function saving.say_kept(run)
     native.write("stderr", ("%s holds snapshots up to step %d: --resume goes on with them\n"):format(taken,
       newest.step))
   elseif not taken and not run.member then
-    native.write("stderr", ("nothing was saved of %s (set `save` with `save_every`, or `snapshot.folder`)\n"):format(
-      text.plural(run.step, "step")))
+    native.write("stderr", ("nothing was saved of %s%s\n"):format(text.plural(run.step, "step"),
+      folder and "" or " (set `save` with `save_every`, or `snapshot.folder`)"))
   end
 end
 

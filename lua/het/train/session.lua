@@ -62,7 +62,7 @@ local function executor_of(self, program, made)
   local executor = native.executor(program, self.run.state, self.cluster)
   local share = program:share()
   self.own_microbatches, self.first_microbatch = share.microbatches, share.first_microbatch
-  if made.positions then executor:write("positions", native.arange(self.run.context, "i32")) end
+  if made.positions then executor:write("positions", native.arange(made.positions, "i32")) end
   return executor
 end
 
