@@ -239,22 +239,22 @@ void ShardingCosts::set_memory_prices(std::vector<double> prices) {
   memory_prices_ = std::move(prices);
 }
 
-Ticks ShardingCosts::held(ValueId id, PlacementId lies, const MaybeShares& shares) const {
+Ticks ShardingCosts::held(ValueId id, PlacementId lies, const MaybeShares& shares) {
   if (memory_prices_.empty() || !shares) return 0;
   return held_ticks(held_bytes_[static_cast<size_t>(id)], table_.placements(id)[lies], *shares);
 }
 
-Ticks ShardingCosts::held_copy(ValueId id, PlacementId lies, const MaybeShares& shares) const {
+Ticks ShardingCosts::held_copy(ValueId id, PlacementId lies, const MaybeShares& shares) {
   if (memory_prices_.empty() || !shares || !runs_once(id)) return 0;
   return held_ticks(static_cast<double>(graph_.type(id).bytes()), table_.placements(id)[lies], *shares);
 }
 
-Ticks ShardingCosts::held_ticks(double bytes, const Placement& placement, const Shares& shares) const {
+Ticks ShardingCosts::held_ticks(double bytes, const Placement& placement, const Shares& shares) {
   double price = 0;
   if (!placement.is_sharded()) {
     for (const double each : memory_prices_) price += each;
   } else {
-    const std::vector<double> parts = fractions(placement.axis, shares);
+    const std::vector<double>& parts = fractions(placement.axis, shares);
     std::vector<double> most(memory_prices_.size(), 0);
     for (int d = 0; d < group_.size(); ++d) {
       double& part = most[static_cast<size_t>(group_.kind_of(d))];
@@ -318,13 +318,15 @@ Work ShardingCosts::work(NodeId n, int number) const {
   return work;
 }
 
-std::vector<double> ShardingCosts::fractions(int axis, const Shares& shares) const {
+const std::vector<double>& ShardingCosts::fractions(int axis, const Shares& shares) {
+  forget(shares);
   const int64_t units = table_.axes()[static_cast<size_t>(axis)].units;
+  const auto [entry, fresh] = fractions_.emplace(units, std::vector<double>());
+  if (!fresh) return entry->second;
   const std::vector<int64_t> points = cut_points(units, shares);
-  std::vector<double> parts;
   for (size_t p = 0; p + 1 < points.size(); ++p)
-    parts.push_back(static_cast<double>(points[p + 1] - points[p]) / static_cast<double>(units));
-  return parts;
+    entry->second.push_back(static_cast<double>(points[p + 1] - points[p]) / static_cast<double>(units));
+  return entry->second;
 }
 
 bool ShardingCosts::fills(ValueId id, PlacementId lies, const MaybeShares& shares) {
@@ -333,15 +335,19 @@ bool ShardingCosts::fills(ValueId id, PlacementId lies, const MaybeShares& share
   return can_cut(placement.axis, shares);
 }
 
-bool ShardingCosts::can_cut(int axis, const MaybeShares& shares) const {
-  const LogicalAxis& cut = table_.axes()[static_cast<size_t>(axis)];
-  return shares ? cut.units >= group_.size() && het::fills(cut, *shares) : group_.can_cut(range_, cut.units);
+bool ShardingCosts::can_cut(int axis, const MaybeShares& shares) {
+  const int64_t units = table_.axes()[static_cast<size_t>(axis)].units;
+  if (!shares) return group_.can_cut(range_, units);
+  if (units < group_.size()) return false;
+  const std::vector<double>& parts = fractions(axis, *shares);
+  return std::find(parts.begin(), parts.end(), 0) == parts.end();
 }
 
 void ShardingCosts::forget(const MaybeShares& shares) {
   if (known_ && known_shares_ == shares) return;
   node_table_.clear();
   conversion_table_.clear();
+  fractions_.clear();
   known_shares_ = shares;
   known_ = true;
 }
@@ -369,7 +375,7 @@ Ticks ShardingCosts::node(NodeId n, int way, const MaybeShares& shares) {
   return of.phase == Phase::backward ? weighted(all, backward_weight_) : all;
 }
 
-Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares) const {
+Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares) {
   const Node& node = graph_.nodes[static_cast<size_t>(n)];
   const NodeSharding way = this->way(n, number);
   if (way.axis >= 0 && !can_cut(way.axis, shares)) return kNever;
@@ -438,7 +444,7 @@ double ShardingCosts::least_seconds(NodeId n, const NodeSharding& way, const Wor
 }
 
 // Of a rule that emits several nodes: what they take, collectives included, on the slowest device.
-double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, const Shares& shares) const {
+double ShardingCosts::decomposed_seconds(NodeId n, const NodeSharding& way, const Shares& shares) {
   double slowest = 0;
   std::map<std::pair<int, double>, bool> seen;  // kind and part
   const std::vector<double> parts =
@@ -507,7 +513,7 @@ void ShardingCosts::set_overlap(std::optional<double> weight) {
 }
 
 Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId to,
-                                      const MaybeShares& shares) const {
+                                      const MaybeShares& shares) {
   const double bytes = static_cast<double>(graph_.type(id).bytes());
   const auto& placements = table_.placements(id);
   const auto blocks = [&](PlacementId lies) {
@@ -530,8 +536,8 @@ Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId 
   if (!shares)
     return least_ticks(
         group_.least_seconds(CollectiveKind::all_to_all, bytes, range_, units(from), units(to)));
-  const std::vector<double> have = fractions(placements[from].axis, *shares),
-                            need = fractions(placements[to].axis, *shares);
+  const std::vector<double>&have = fractions(placements[from].axis, *shares),
+        &need = fractions(placements[to].axis, *shares);
   std::vector<double> counts;
   for (const double sender : have)
     for (const double receiver : need) counts.push_back(sender * receiver * bytes);

@@ -69,9 +69,9 @@ class ShardingCosts {
   void set_memory_prices(std::vector<double> prices);
   bool has_memory_prices() const { return !memory_prices_.empty(); }
   // Of one value that lies so; of a parameter with the optimizer's state that lies as it does.
-  Ticks held(ValueId id, PlacementId lies, const MaybeShares& shares) const;
+  Ticks held(ValueId id, PlacementId lies, const MaybeShares& shares);
   // Of what a value is converted to: of state, and of what follows from state alone, that is once for a step.
-  Ticks held_copy(ValueId id, PlacementId lies, const MaybeShares& shares) const;
+  Ticks held_copy(ValueId id, PlacementId lies, const MaybeShares& shares);
   // Bytes of what devices hold by parts: each has its part of these.
   double cut_bytes(const ShardingProgram& program) const;
 
@@ -109,16 +109,17 @@ class ShardingCosts {
   int way_number(NodeId node, const NodeSharding& sharding) const;
 
  private:
-  bool can_cut(int axis, const MaybeShares& shares) const;
-  std::vector<double> fractions(int axis, const Shares& shares) const;
-  Ticks node_ticks(NodeId node, int way, const MaybeShares& shares) const;
+  bool can_cut(int axis, const MaybeShares& shares);
+  // Each device's part of an axis, until other shares are asked about.
+  const std::vector<double>& fractions(int axis, const Shares& shares);
+  Ticks node_ticks(NodeId node, int way, const MaybeShares& shares);
   double outer_seconds(const Node& node, bool is_cut) const;
   double least_seconds(NodeId node, const NodeSharding& way, const Work& work) const;
   void find_copied();
-  double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares) const;
+  double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares);
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,
                             const Device& device) const;
-  Ticks conversion_ticks(ValueId id, PlacementId from, PlacementId to, const MaybeShares& shares) const;
+  Ticks conversion_ticks(ValueId id, PlacementId from, PlacementId to, const MaybeShares& shares);
   static Ticks weighted(Ticks all, int64_t weight);
   bool runs_once(ValueId id) const { return of_state_[static_cast<size_t>(id)]; }
 
@@ -139,12 +140,13 @@ class ShardingCosts {
   std::vector<double> held_bytes_;     // of values, when they lie whole; empty: memory has no price
   std::vector<double> memory_prices_;  // by kind
   void find_held();
-  Ticks held_ticks(double bytes, const Placement& placement, const Shares& shares) const;
+  Ticks held_ticks(double bytes, const Placement& placement, const Shares& shares);
   MaybeShares known_shares_;  // of the tables below
   bool known_ = false;
   bool is_wide_ = false;
   std::map<std::pair<int, int>, Ticks> node_table_;
   std::map<std::tuple<int, PlacementId, PlacementId>, Ticks> conversion_table_;
+  std::map<int64_t, std::vector<double>> fractions_;  // by units
   void forget(const MaybeShares& shares);
 };
 

@@ -281,6 +281,7 @@ double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
   for (int rank = 0; rank < size(); ++rank) {
     double out = 0, in = 0;
     const Device& own = devices_[static_cast<size_t>(rank)];
+    auto& [all_out, all_in] = interfaces[own.port()];
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank) continue;
       const Device& other = devices_[static_cast<size_t>(peer)];
@@ -292,7 +293,6 @@ double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
       in += received;
       latency = std::max(latency, link(rank, peer).latency_seconds);
       if (mesh_ || (own.node == other.node && own.host == other.host)) continue;
-      auto& [all_out, all_in] = interfaces[own.port()];
       all_out += sent;
       all_in += received;
     }

@@ -61,7 +61,8 @@ class Dominance {
     return count;
   }
 
-  // Of few states each is compared with all that cost no more. `order`: by cost.
+  // Of few states each is compared with those that cost no more and stay: what a state dominates, whatever
+  // dominates that state does, too. `order`: by cost.
   std::vector<bool> run_few(const std::vector<size_t>& order) {
     const auto goes_on_as = [&](size_t own, size_t other) {  // and costs no more
       Ticks left = costs_[other] - costs_[own];
@@ -70,14 +71,15 @@ class Dominance {
       return left >= 0;
     };
     std::vector<bool> dominated(order.size(), false);
+    std::vector<size_t> kept;
     for (size_t i = 0; i < order.size(); ++i) {
       const size_t other = order[i];
-      bool found = false;
-      for (size_t r = 0; r < i && !found; ++r) found = goes_on_as(order[r], other);
+      bool found = std::any_of(kept.begin(), kept.end(), [&](size_t own) { return goes_on_as(own, other); });
       // Of two that dominate each other the first stays.
       for (size_t r = i + 1; r < order.size() && !found && costs_[order[r]] == costs_[other]; ++r)
         found = goes_on_as(order[r], other) && !goes_on_as(other, order[r]);
       dominated[other] = found;
+      if (!found) kept.push_back(other);
     }
     return dominated;
   }
