@@ -26,7 +26,8 @@ bool is_half(std::span<const TensorType> inputs) {
   return false;
 }
 
-DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision) : mesh_(cluster.mesh) {
+DeviceGroup::DeviceGroup(const Cluster& cluster, Precision precision)
+    : half_(precision != Precision::f32), mesh_(cluster.mesh) {
   std::map<std::tuple<double, double, double>, int> known;
   for (size_t n = 0; n < cluster.nodes.size(); ++n) {
     const int node = static_cast<int>(n);
@@ -76,6 +77,7 @@ void DeviceGroup::find_slowest() {
 
 DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
   DeviceGroup part;
+  part.half_ = half_;
   part.mesh_ = mesh_;
   part.gather_ = gather_;
   std::map<int, int> known;  // kinds
@@ -92,6 +94,7 @@ DeviceGroup DeviceGroup::subgroup(const std::vector<int>& devices) const {
 
 DeviceGroup DeviceGroup::merged(const std::vector<std::vector<int>>& sets) const {
   DeviceGroup whole;
+  whole.half_ = half_;
   whole.mesh_ = mesh_;
   whole.gather_ = gather_;
   std::map<std::tuple<double, double, double>, int> known;  // kinds
@@ -159,7 +162,7 @@ void DeviceGroup::find_kinds() {
     unlike_types_ |= device.type != devices_[0].type;
     const std::pair host{device.node, device.host};
     Kind& kind = of_kind_[static_cast<size_t>(kind_of(d))];
-    ++kind.devices;
+    if (kind.devices++ == 0) kind.first = static_cast<size_t>(d);
     kind.port_devices = std::max(kind.port_devices, by_host ? hosts[host] : 1);
     if (!by_host || seen.insert(host).second) ++kind.ports;
     double out = 0, in = 0;
@@ -181,15 +184,9 @@ void DeviceGroup::find_kinds() {
   }
 }
 
-const Device& DeviceGroup::of_kind(int kind) const {
-  const auto first = std::find(kinds_.begin(), kinds_.end(), kind);
-  HET_REQUIRE(first != kinds_.end(), kind);
-  return devices_[static_cast<size_t>(first - kinds_.begin())];
-}
-
-double DeviceGroup::total_f32_flops() const {
+double DeviceGroup::total_rate() const {
   double total = 0;
-  for (const Device& device : devices_) total += device.f32_flops;
+  for (int d = 0; d < size(); ++d) total += rate(d);
   return total;
 }
 
@@ -276,30 +273,35 @@ double DeviceGroup::mesh_seconds(const std::vector<double>& counts, bool scatter
 // All messages at once: the busiest device decides, and between hosts the busiest network interface, which
 // the devices of a host share; in a mesh every device counts as having one.
 double DeviceGroup::exchange_seconds(const std::vector<double>& counts) const {
-  double busiest = 0, latency = 0;
-  std::map<std::tuple<int, int, int>, std::pair<double, double>> interfaces;  // seconds out and in
-  for (int rank = 0; rank < size(); ++rank) {
-    double out = 0, in = 0;
-    const Device& own = devices_[static_cast<size_t>(rank)];
-    auto& [all_out, all_in] = interfaces[own.port()];
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank) continue;
-      const Device& other = devices_[static_cast<size_t>(peer)];
-      const double sent =
-          counts[static_cast<size_t>(rank * size() + peer)] / link(rank, peer).bytes_per_second;
-      const double received =
-          counts[static_cast<size_t>(peer * size() + rank)] / link(peer, rank).bytes_per_second;
-      out += sent;
-      in += received;
-      latency = std::max(latency, link(rank, peer).latency_seconds);
-      if (mesh_ || (own.node == other.node && own.host == other.host)) continue;
-      all_out += sent;
-      all_in += received;
+  struct Busy {
+    double out = 0, in = 0;  // seconds
+  };
+  const auto n = static_cast<size_t>(size());
+  std::vector<Busy> with_all(n), outside(n);  // by device: with all others, and those of other hosts
+  for (size_t from = 0; from < n; ++from) {
+    const Device& own = devices_[from];
+    for (size_t to = 0; to < n; ++to) {
+      if (to == from) continue;
+      const double seconds = counts[from * n + to] / links_[from * n + to].bytes_per_second;
+      with_all[from].out += seconds;
+      with_all[to].in += seconds;
+      if (own.node == devices_[to].node && own.host == devices_[to].host) continue;
+      outside[from].out += seconds;
+      outside[to].in += seconds;
     }
-    busiest = std::max({busiest, out, in});
   }
-  for (const auto& [interface, both] : interfaces) busiest = std::max({busiest, both.first, both.second});
-  return latency + busiest;
+  double busiest = 0;
+  const auto add = [&](const Busy& each) { busiest = std::max({busiest, each.out, each.in}); };
+  std::map<std::tuple<int, int, int>, Busy> interfaces;
+  for (size_t d = 0; d < n; ++d) {
+    add(with_all[d]);
+    if (mesh_) continue;
+    Busy& interface = interfaces[devices_[d].port()];
+    interface.out += outside[d].out;
+    interface.in += outside[d].in;
+  }
+  for (const auto& [port, each] : interfaces) add(each);
+  return latency_ + busiest;
 }
 
 std::vector<std::vector<double>> DeviceGroup::gather_rows() const {

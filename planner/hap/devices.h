@@ -85,8 +85,10 @@ class DeviceGroup {
   int kinds() const { return kind_count_; }
   // Whether types differ, by name: such devices differ in the last bits of what they compute.
   bool has_unlike_types() const { return unlike_types_; }
-  const Device& of_kind(int kind) const;
-  double total_f32_flops() const;
+  const Device& of_kind(int kind) const { return devices_[of_kind_[static_cast<size_t>(kind)].first]; }
+  // FLOPs per second in the precision of the plan, in which most of a model is computed.
+  double rate(int device) const { return devices_[static_cast<size_t>(device)].flops(half_); }
+  double total_rate() const;
   const Link& link(int from, int to) const { return links_[static_cast<size_t>(from * size() + to)]; }
 
   // Seconds of one collective. `counts`: bytes of each device's block; of an all_reduce and of a broadcast
@@ -134,6 +136,7 @@ class DeviceGroup {
   std::vector<int> kinds_;
   int kind_count_ = 0;
   struct Kind {
+    size_t first = 0;  // device
     int devices = 0, ports = 0;
     int port_devices = 0;  // of its port with most
     // Seconds for a byte: from one of its devices to all others, and to one of them from any, at least; and
@@ -146,6 +149,7 @@ class DeviceGroup {
   double latency_ = 0;                // the longest
   std::vector<Link> links_;           // [from * size + to]
   Link slowest_;                      // of the ring through all devices, host by host
+  bool half_ = false;  // the plan's precision is bf16 or f16
   bool mesh_ = false;
   bool unlike_types_ = false;
   std::optional<Gather> gather_;  // of all gathers; nullopt: what is faster

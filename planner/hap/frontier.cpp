@@ -64,6 +64,8 @@ class Dominance {
   // Of few states each is compared with those that cost no more and stay: what a state dominates, whatever
   // dominates that state does, too. `order`: by cost.
   std::vector<bool> run_few(const std::vector<size_t>& order) {
+    std::stable_sort(levels_.begin(), levels_.end(),
+                     [](const Level& a, const Level& b) { return a.count < b.count; });
     const auto goes_on_as = [&](size_t own, size_t other) {  // and costs no more
       Ticks left = costs_[other] - costs_[own];
       for (size_t l = 0; l < levels_.size() && left >= 0; ++l)
@@ -72,6 +74,7 @@ class Dominance {
     };
     std::vector<bool> dominated(order.size(), false);
     std::vector<size_t> kept;
+    kept.reserve(order.size());
     for (size_t i = 0; i < order.size(); ++i) {
       const size_t other = order[i];
       bool found = std::any_of(kept.begin(), kept.end(), [&](size_t own) { return goes_on_as(own, other); });
@@ -244,6 +247,7 @@ void Frontier::add(const State& state, Ticks cost, Origin origin) {
 }
 
 Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& replacements, size_t most) {
+  if (size() <= 1 && size() <= most) return kNever;
   Dominance dominance(costs_, replacements);
   for (size_t slot = 0; slot < slots_; ++slot) {
     const auto is_alike = [&](size_t i) { return state(i)[slot] == state(0)[slot]; };
@@ -251,6 +255,7 @@ Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& r
     while (alike < size() && is_alike(alike)) ++alike;
     if (alike == size()) continue;
     SlotColumn column;
+    column.numbers.reserve(size());
     for (size_t i = 0; i < size(); ++i) column.add(state(i)[slot]);
     dominance.add(std::move(column), contexts[slot]);
   }
@@ -267,6 +272,7 @@ Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& r
   const std::vector<bool> dominated = is_few ? dominance.run_few(order) : dominance.run(order);
   Ticks dropped = kNever;
   std::vector<size_t> kept;
+  kept.reserve(size());
   for (const size_t i : order) {
     if (dominated[i]) continue;
     if (kept.size() == most) {
@@ -276,6 +282,9 @@ Ticks Frontier::reduce(const std::vector<SlotContext>& contexts, Replacements& r
     kept.push_back(i);
   }
   Frontier reduced(slots_);
+  reduced.pool_.reserve(kept.size() * slots_);
+  reduced.costs_.reserve(kept.size());
+  reduced.origins_.reserve(kept.size());
   for (const size_t i : kept) {
     reduced.pool_.insert(reduced.pool_.end(), state(i), state(i) + slots_);
     reduced.costs_.push_back(costs_[i]);

@@ -191,7 +191,7 @@ Shares nearest_shares(const std::vector<double>& parts) {
 
 Shares proportional_shares(const DeviceGroup& group) {
   std::vector<double> parts;
-  for (const Device& device : group.devices()) parts.push_back(device.f32_flops / group.total_f32_flops());
+  for (int d = 0; d < group.size(); ++d) parts.push_back(group.rate(d) / group.total_rate());
   return nearest_shares(parts);
 }
 

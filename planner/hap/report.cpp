@@ -274,14 +274,13 @@ std::vector<DeviceShare> shares_of(const DeviceGroup& group, const Plan& plan, c
 // the others is faster without the devices that compute least.
 std::optional<Smaller> without_slowest(const Request& request, double seconds) {
   const DeviceGroup& group = *request.group;
-  const auto rate = [&](int d) { return group.devices()[static_cast<size_t>(d)].f32_flops; };
   int slowest = 0;
   for (int d = 1; d < group.size(); ++d)
-    if (rate(d) < rate(slowest)) slowest = d;
+    if (group.rate(d) < group.rate(slowest)) slowest = d;
   Smaller smaller;
   std::vector<int> others;
   for (int d = 0; d < group.size(); ++d)
-    if (rate(d) > rate(slowest))
+    if (group.rate(d) > group.rate(slowest))
       others.push_back(d);
     else
       smaller.without.push_back(group.devices()[static_cast<size_t>(d)].name);

@@ -103,7 +103,7 @@ std::vector<std::string> ranges_of(const std::vector<std::string>& devices) {
 
 double rate_of(const DeviceGroup& group, const Devices& devices) {
   double rate = 0;
-  for (const int d : devices) rate += group.devices()[static_cast<size_t>(d)].f32_flops;
+  for (const int d : devices) rate += group.rate(d);
   return rate;
 }
 

@@ -1,5 +1,7 @@
 #include "planner/hap/tables.h"
 
+#include <set>
+
 namespace het::planner::hap {
 namespace {
 
@@ -58,16 +60,25 @@ class GroupSearch {
 
   void find_left() {
     left_.resize(group_.steps.size());
+    touched_.resize(group_.steps.size());
     std::vector<Needs> left;
     for (const Group::Member& each : group_.members) left.push_back(each.others);
     for (size_t s = group_.steps.size(); s-- > 0;) {
       left_[s] = left;
       const Step& step = group_.steps[s];
+      touched_[s] = slots_of(step);
       for (size_t r = 0; r < step.reads.size(); ++r)
         for (const Step::Way& way : step.ways)
           left[static_cast<size_t>(step.reads[r].slot)][static_cast<size_t>(step.reads[r].phase)] |=
               form(way.reads[r]);
     }
+  }
+
+  static std::vector<int> slots_of(const Step& step) {
+    std::set<int> slots(step.writes.begin(), step.writes.end());
+    for (const Step::Read& read : step.reads) slots.insert(read.slot);
+    if (step.wanted >= 0) slots.insert(step.wanted);
+    return {slots.begin(), slots.end()};
   }
 
   std::vector<SlotContext> contexts_after(size_t s) const {
@@ -93,7 +104,7 @@ class GroupSearch {
     for (size_t w = 0; w < step.writes.size() && cost < kNever; ++w)
       pay(decide(state[static_cast<size_t>(step.writes[w])], step.writes[w], way.writes[w]));
     if (cost >= kNever) return kNever;
-    for (int slot = 0; slot < std::ssize(group_.members); ++slot) {
+    for (const int slot : touched_[s]) {
       Slot& own = state[static_cast<size_t>(slot)];
       if (member(slot).is_outer || group_.last[static_cast<size_t>(slot)] != static_cast<int>(s)) {
         forget(own, costs_of(slot), left_after(s, slot));
@@ -126,7 +137,8 @@ class GroupSearch {
   const Group& group_;
   const SearchOptions& options_;
   Replacements& replacements_;
-  std::vector<std::vector<Needs>> left_;  // by step and slot
+  std::vector<std::vector<Needs>> left_;   // by step and slot
+  std::vector<std::vector<int>> touched_;  // by step: slots that it decides or needs something of
 };
 
 }  // namespace

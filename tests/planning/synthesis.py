@@ -65,6 +65,16 @@ class Synthesis(Case):
         self.assertLess(report['smaller']['step_seconds'], 0.5 * report['step_seconds'])
         self.assertRegex(self.plan(), r'\nwithout a:0 a step takes [\d.]+ ms: leave it out of the cluster\n')
 
+    def test_which_device_is_slow_is_said_of_the_precision_of_the_plan(self):
+        unlike = FAST_LINKS.replace('f32 = rate', 'f32 = rate, bf16 = other').replace('(name, rate)', '(name, rate, other)')
+        for before, after in [('"0.1 GFLOP/s"', '"0.1 GFLOP/s", "1 GFLOP/s"'), ('"0.3 GFLOP/s"', '"0.3 GFLOP/s", "0.00001 GFLOP/s"')]:
+            unlike = unlike.replace(before, after)
+        (self.folder / 'fast.lua').write_text(unlike)
+        recipe = self.folder / 'small.lua'
+        recipe.write_text(recipe.read_text().replace('steps = 3,', 'steps = 3, precision = "bf16",'))
+        report = self.json_of('plan', 'small.lua', '--cluster=fast.lua', '--policy=hap')['report']
+        self.assertEqual(report['smaller']['without'], ['b:0', 'b:1'])
+
     def test_what_the_gain_of_rules_is_of(self):
         self.assertRegex(self.plan('--gains'), r'with which a step is \d\.\d+ times as fast without overlap:')
 

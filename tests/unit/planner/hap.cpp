@@ -458,6 +458,20 @@ TEST_CASE("shares follow the devices where computing decides, and are even where
   CHECK(proportional_shares(group) == Shares{3, 3, 1, 1});
 }
 
+TEST_CASE("proportional shares follow the rates in the precision of the plan", "[hap]") {
+  Cluster cluster = small_cluster(4, 1e15);
+  for (DeviceType& type : cluster.types) type.bf16_flops = 4e9 - type.f32_flops;
+  const DeviceGroup f32(cluster, Precision::f32), bf16(cluster, Precision::bf16), f16(cluster, Precision::f16);
+  const double fast = f32.rate(0), slow = f32.rate(3);
+  CHECK(fast == Approx(3 * slow));
+  CHECK(f16.rate(0) == fast);  // no type has f16
+  for (const DeviceGroup& group : {bf16, bf16.subgroup({0, 1, 2, 3}), bf16.merged({{0}, {1}, {2}, {3}})}) {
+    CHECK(group.rate(0) == Approx(4e9 - fast));
+    CHECK(group.total_rate() == Approx(16e9 - f32.total_rate()));
+    CHECK(proportional_shares(group) == Shares{1, 1, 3, 3});
+  }
+}
+
 TEST_CASE("costs of hours are no less than those of their slowest device", "[hap]") {
   const Graph graph = small_model(false, DType::f32);
   const PlacementTable table(graph);
