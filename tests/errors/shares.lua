@@ -13,4 +13,6 @@ plans[5] = het.plan { tensor = { 1e30, 1 }, microbatch = 2,
   het.pipeline { het.stage { "here:0-1" } } }
 plans[6] = het.plan { tensor = { 2, first = 1 }, microbatch = 2,
   het.pipeline { het.stage { "here:0-1" } } }
+plans[7] = het.plan { tensor = { 0, 0, 0 }, microbatch = 2,
+  het.pipeline { het.stage { "here:0-2" } } }
 return plans

@@ -126,6 +126,11 @@ end
 
 -- A list of shares, of the field `field`.
 local function check_shares(where, field, shares, report)
+  local none = 0
+  for _, share in ipairs(shares) do none = none + (share == 0 and 1 or 0) end
+  if none > 0 and none == #shares then
+    return report(field, where .. ": all shares are 0; shares are whole numbers from 1 on: { 3, 1 }")
+  end
   for i, share in ipairs(shares) do
     if type(share) ~= "number" or share ~= math.floor(share) or share < 1 or share > 2 ^ 53 then
       report(field, ("%s: share %d is %s; shares are whole numbers from 1 on: { 3, 1 }%s"):format(where, i,
