@@ -597,7 +597,8 @@ ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
     if (graph_.nodes[n].op->any_placement) continue;
     const int way = way_number(node, program.nodes[n]);
     Ticks cost = this->node(node, way, program.shares);
-    if (const ValueId copied = copied_gradient(node, way); copied != kAbsent && cost < kNever) {
+    if (cost >= kNever) return {kNever};
+    if (const ValueId copied = copied_gradient(node, way); copied != kAbsent) {
       const Ticks copies = weighted(copying(copied), sums_weight_);
       result.communication += copies;
       cost -= copies;
@@ -616,9 +617,12 @@ ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
   for (const Conversion& conversion : program.conversions)
     if (graph_.values[static_cast<size_t>(conversion.value)].role != Role::input)
       needs[conversion.value][static_cast<size_t>(conversion.phase)] |= form(conversion.to);
-  for (const auto& [id, needed] : needs)
-    result.communication +=
+  for (const auto& [id, needed] : needs) {
+    const Ticks cost =
         ValueCosts(*this, program.shares, id).cost(program.values[static_cast<size_t>(id)], needed);
+    if (cost >= kNever) return {kNever};
+    result.communication += cost;
+  }
   return result;
 }
 

@@ -344,16 +344,34 @@ Answer synthesise(const Request& request) {
     return true;
   };
   for (const Shares& start : starts_of(request)) start_from(start);
-  // Where the bound is far, shares from where it is lowest may be better.
-  constexpr int kMostTurns = 3;
+  // Exchanges of parts along one axis for parts along another are not linear in the shares, and programs
+  // change with them: the two neighbours that cost the program at hand least are looked at.
+  const auto move_shares = [&] {
+    std::vector<std::pair<Ticks, Shares>> moved;
+    for (Shares& shares : moved_shares(*request.group, answer.best.program.shares)) {
+      ShardingProgram program = answer.best.program;
+      program.shares = std::move(shares);
+      Synthesised made = synthesis.of(std::move(program));
+      if (made.found()) moved.emplace_back(made.cost, std::move(made.program.shares));
+    }
+    std::sort(moved.begin(), moved.end());
+    bool is_better = false;
+    for (size_t i = 0; i < std::min<size_t>(moved.size(), 2); ++i) is_better |= start_from(moved[i].second);
+    return is_better;
+  };
+  // Where the bound is far, shares from where it is lowest may be better, or those near the best ones.
+  constexpr int kMostTurns = 3, kMostMoves = 6;
   constexpr double kFar = 0.01;
   for (int turn = 0; turn < kMostTurns && (turn == 0 || !synthesis.is_wide()); ++turn) {
     const Bound bound = synthesis.bound_for_all(answer.best.cost);
     answer.bound = std::max(answer.bound, std::min(bound.cost, answer.best.cost));
     const auto gap = static_cast<double>(answer.best.cost - answer.bound);
-    if (gap <= kFar * static_cast<double>(answer.best.cost) ||
-        !start_from(middle_shares(*request.group, bound.where)))
-      break;
+    if (gap <= kFar * static_cast<double>(answer.best.cost)) break;
+    bool is_better = start_from(middle_shares(*request.group, bound.where));
+    for (int moves = 0; moves < kMostMoves && !synthesis.is_wide() && answer.best.found() && move_shares();
+         ++moves)
+      is_better = true;
+    if (!is_better) break;
   }
   if (synthesis.is_wide() && answer.best.found()) {
     Ticks bound = 0;

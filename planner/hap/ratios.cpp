@@ -195,6 +195,29 @@ Shares proportional_shares(const DeviceGroup& group) {
   return nearest_shares(parts);
 }
 
+std::vector<Shares> moved_shares(const DeviceGroup& group, const Shares& shares) {
+  constexpr double kLeastMoved = 1 / 64.0;
+  const double all = static_cast<double>(std::accumulate(shares.begin(), shares.end(), int64_t{0}));
+  std::vector<Shares> moved;
+  for (int from = 0; from < group.kinds(); ++from)
+    for (int to = 0; to < group.kinds(); ++to)
+      for (double part = 0.5; part >= kLeastMoved; part /= 2) {
+        if (from == to) continue;
+        std::vector<double> parts;
+        double free = 0;
+        for (int d = 0; d < group.size(); ++d) {
+          parts.push_back(static_cast<double>(shares[static_cast<size_t>(d)]) / all);
+          if (group.kind_of(d) != from) continue;
+          free += parts.back() * part;
+          parts.back() *= 1 - part;
+        }
+        for (int d = 0; d < group.size(); ++d)
+          if (group.kind_of(d) == to) parts[static_cast<size_t>(d)] += free / group.count_of(to);
+        moved.push_back(nearest_shares(parts));
+      }
+  return moved;
+}
+
 Shares middle_shares(const DeviceGroup& group, const ShareRange& range) {
   std::vector<double> parts;
   double all = 0;

@@ -13,6 +13,8 @@ Shares best_shares(ShardingCosts& costs, const ShardingProgram& program,
 
 // Shares as the devices' f32 rates, as whole numbers.
 Shares proportional_shares(const DeviceGroup& group);
+// Shares near these: of each kind a part of what it has goes to each other kind, a half of it to a 64th.
+std::vector<Shares> moved_shares(const DeviceGroup& group, const Shares& shares);
 Shares even_shares(const DeviceGroup& group);
 // Equal shares for devices of a kind, which have together the middle of what a range allows.
 Shares middle_shares(const DeviceGroup& group, const ShareRange& range);

@@ -278,6 +278,16 @@ return het.cluster { bandwidth = "5 GB/s", latency = "20 us", all_reduce = "mesh
         report = self.json_of('plan', 'gate.lua', '--cluster=two.lua', '--policy=hap')['report']
         self.assertLess(report['gap'], 0.01)
 
+    def test_shares_that_suit_what_experts_exchange_are_found(self):
+        """Exchanges between experts and samples are not linear in the shares."""
+        (self.folder / 'cluster.lua').write_text('local het = require "het"\n'
+                                                 'return het.cluster { bandwidth = "10 Gbit/s", latency = "50 us",\n'
+                                                 '  het.node { name = "v", type = "V100-16", devices = 2 },\n'
+                                                 '  het.node { name = "p", type = "P100", devices = 1 } }\n')
+        report = self.json_of('plan', ROOT / 'recipes/bert_moe.lua', '--experts=16', '--context=32', f'--text={self.folder}/text.txt',
+                              '--width=64', '--heads=4', '--layers=2', '--batch=64', '--cluster=cluster.lua', '--policy=hap')['report']
+        self.assertLess(report['gap'], 0.02)
+
     def test_optimizers_that_are_written_with_operators(self):
         # The search takes one operator for each update: it ends at once, and the program runs with the real one.
         recipe = '''local het = require "het"
