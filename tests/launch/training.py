@@ -271,6 +271,29 @@ return het.train {
             self.hetrun(*common)
             self.assert_same_weights('alone', name)
 
+    def test_ranks_that_the_fastest_plan_leaves_out_share_the_batch(self):
+        (self.folder / 'small.lua').write_text('''local het = require "het"
+local x = het.randn({ 40, 8 }, "f32", 1)
+return het.train { model = het.nn.linear(8, 8), data = het.data.pairs { inputs = x, labels = x }, batch = 8, steps = 3,
+  optimizer = het.optim.sgd { lr = 0.01 }, evaluate = { every = 0 }, plan = het.plan.auto {} }''')
+        alone = self.losses('small.lua')
+        self.assert_close(alone, self.losses('--workers', 2, 'small.lua'), 1e-5)
+        _, err = self.hetrun('--workers', 2, 'small.lua')
+        self.assertIn('the fastest plan uses 1 of the 2 ranks; all of them share the batch instead. --workers 1 trains by', err)
+        self.assertIn('slowest rank', err)
+
+    def test_a_last_save_that_cannot_be_written_ends_the_run_once(self):
+        for elastic in ([], ['--elastic', '1:3']):
+            run = self.start('--workers', 3, *elastic, 'lopsided.lua', '--steps=20', '--save=saved/model', '--metrics=metrics.jsonl',
+                             under=('prlimit', '--fsize=8192'))
+            err = run.communicate(timeout=120)[1]
+            self.assertEqual(run.returncode, 71, err)
+            self.assertNotIn('generation 2', err)
+            self.assertIn('saved/model', err)
+            self.assertNotIn('set `save`', err)
+            steps = [json.loads(line)['step'] for line in (self.folder / 'metrics.jsonl').read_text().splitlines() if '"loss"' in line]
+            self.assertEqual(steps, list(range(1, 21)))
+
     def test_a_run_that_fails_on_all_ranks_or_one_is_saved(self):
         (self.folder / 'fails.lua').write_text('''local het = require "het"
 local opt = het.options { how = { "", "" }, save = { "", "", path = "write" }, snapshots = { "", "", path = "write" } }

@@ -101,6 +101,26 @@ return het.train { batch = 64, microbatch = opt.microbatch, steps = 6, precision
                 self.assertAlmostEqual(one, two, delta=1e-2)
 
 
+class Shares(Case):
+    def test_a_share_of_rows_is_as_many_rows_as_it_says(self):
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local labels = {}
+for i = 1, 100 do labels[i] = { i } end
+return het.train { batch = 1, steps = 1, optimizer = het.optim.sgd { lr = 1e-30 }, evaluate = { every = 1, batches = 100 },
+  model = het.nn.layer { parameters = { w = { 1, 1, init = "zeros" } }, forward = function(self, x) return het.op.matmul(x, self.w) end },
+  data = het.data.pairs { inputs = het.zeros { 100, 1 }, labels = het.tensor(labels), holdout = 29 / 100 } }''')
+        squares = [i * i for i in range(72, 101)]   # of 29 rows; 0.29 times 100 is less than 29
+        self.assertAlmostEqual(self.run_recipe('--quiet')[1]['validation_loss'], sum(squares) / len(squares), delta=0.1)
+
+    def test_layers_that_know_where_tokens_stand_train_on_pairs(self):
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local x = het.randn({ 32, 6, 8 }, "f32", 1)
+return het.train { model = het.nn.attention { width = 8, heads = 2, rotary = true }, batch = 8, steps = 2,
+  data = het.data.pairs { inputs = x, labels = x, holdout = 8 / 32 }, optimizer = het.optim.sgd { lr = 0.1 },
+  evaluate = { every = 1 } }''')
+        self.assertEqual(self.run_recipe('--quiet')[1]['steps'], 2)
+
+
 class EarlyStopping(Case):
     def test_a_run_ends_when_no_loss_is_lower(self):
         err, result = self.run_recipe('--falls=6', '--patience=3', '--save=model')
