@@ -69,18 +69,18 @@ void write_owner(const Descriptor& file, const Owner& owner) {
   if (ftruncate(file.number(), 0) == 0 && write(file.number(), text.data(), text.size()) < 0) return;
 }
 
-[[noreturn]] void refuse(const Path& folder, const std::optional<Owner>& owner) {
+[[noreturn]] void refuse(const Path& folder, const char* field, const std::optional<Owner>& owner) {
   std::string who = "another process";
   if (owner) who = "process " + std::to_string(owner->pid) + " on " + owner->host;
   fail_usage(
       "'{}' is in use: {} trains a run whose snapshots are there. Wait for it to end, stop it, or choose "
       "another "
-      "`snapshot.folder`",
-      folder.text, who);
+      "`{}`",
+      folder.text, who, field);
 }
 
 // Takes the lock. False: there are none here.
-bool lock(const Descriptor& file, const Path& folder, const Owner& own) {
+bool lock(const Descriptor& file, const Path& folder, const char* field, const Owner& own) {
   const Path path = folder.child(kName);
   const auto until = std::chrono::steady_clock::now() + kLongest;
   std::optional<Owner> found;
@@ -94,16 +94,16 @@ bool lock(const Descriptor& file, const Path& folder, const Owner& own) {
     if (*shared) {
       found = owner_of(path);
       if (!found || found->run == own.run) return true;
-      refuse(folder, found);
+      refuse(folder, field, found);
     }
     std::this_thread::sleep_for(kPause);
   } while (std::chrono::steady_clock::now() < until);
-  refuse(folder, found);
+  refuse(folder, field, found);
 }
 
 }  // namespace
 
-FolderClaim::FolderClaim(const Path& folder, int64_t run) {
+FolderClaim::FolderClaim(const Path& folder, const char* field, int64_t run) {
   static std::mutex mutex;
   // By process, which may be a fork of another, and file.
   static std::map<std::tuple<pid_t, dev_t, ino_t>, std::weak_ptr<Lock>> locks;
@@ -115,7 +115,8 @@ FolderClaim::FolderClaim(const Path& folder, int64_t run) {
   const std::scoped_lock guard(mutex);
   std::weak_ptr<Lock>& held = locks[{getpid(), found.st_dev, found.st_ino}];
   lock_ = held.lock();
-  if (lock_ != nullptr || !het::lock(lock->file, folder, {run, static_cast<long>(getpid()), host_name()}))
+  if (lock_ != nullptr ||
+      !het::lock(lock->file, folder, field, {run, static_cast<long>(getpid()), host_name()}))
     return;
   lock_ = std::move(lock);
   held = lock_;

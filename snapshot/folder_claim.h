@@ -15,10 +15,11 @@ namespace het {
 
 class FolderClaim {
  public:
-  // `run`: a number that the ranks of a run have in common and no other run has. The folder is made where it
-  // is missing. Claims of one process on one folder share its lock, also those of several runs, which follow
-  // each other. Throws Error(usage) where another run has the folder.
-  FolderClaim(const Path& folder, int64_t run);
+  // `field`: that names the folder, for errors. `run`: a number that the ranks of a run have in common and no
+  // other run has. The folder is made where it is missing. Claims of one process on one folder share its
+  // lock, also those of several runs, which follow each other. Throws Error(usage) where another run has the
+  // folder.
+  FolderClaim(const Path& folder, const char* field, int64_t run);
 
  private:
   struct Lock;

@@ -144,7 +144,13 @@ void RunSnapshots::make_folders() {
 }
 
 void RunSnapshots::claim(int64_t run) {
-  if (options_.disk_folder && !claim_) claim_.emplace(*options_.disk_folder, run);
+  if (!claims_.empty()) return;
+  std::vector<FolderClaim> claims;
+  if (options_.disk_folder) claims.emplace_back(*options_.disk_folder, "snapshot.folder", run);
+  if (options_.store != nullptr)
+    if (const auto file = options_.store->file_of("claimed"))
+      claims.emplace_back(file->with(folder_of(file->text)), "snapshot.store", run);
+  claims_ = std::move(claims);
 }
 
 ReplicaPeer RunSnapshots::own() const {

@@ -73,9 +73,10 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   RunSnapshots(const RunSnapshots&) = delete;
   RunSnapshots& operator=(const RunSnapshots&) = delete;
 
-  // Keeps other runs out of the folder on disk until release(): FolderClaim.
+  // Keeps other runs out of the folder on disk, and of a store that is one, until release(): FolderClaim.
+  // Buckets have no locks.
   void claim(int64_t run);
-  void release() { claim_.reset(); }
+  void release() { claims_.clear(); }
 
   // What this process tells the others of itself, for follow().
   ReplicaPeer own() const;
@@ -157,7 +158,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   std::vector<std::vector<int>> keepers_;
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;
-  std::optional<FolderClaim> claim_;
+  std::vector<FolderClaim> claims_;
   std::array<Slots, 2> slots_;
   int64_t written_ = 0;
   std::optional<Version> kept_;

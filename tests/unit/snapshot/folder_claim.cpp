@@ -21,7 +21,7 @@ bool another_may(const std::string& folder, int64_t run) {
   const pid_t child = fork();
   if (child == 0) {
     try {
-      const FolderClaim claim(folder, run);
+      const FolderClaim claim(folder, "field", run);
       _exit(0);
     } catch (const Error& error) {
       _exit(error.kind() == ErrorKind::usage ? 1 : 2);
@@ -39,17 +39,17 @@ bool another_may(const std::string& folder, int64_t run) {
 TEST_CASE("a folder is one run's while any process of it has a claim", "[snapshot folder]") {
   const Scratch scratch;
   const std::string place = scratch.folder() + "/not/there yet";
-  std::optional<FolderClaim> first(std::in_place, place, 7);
+  std::optional<FolderClaim> first(std::in_place, place, "field", 7);
   REQUIRE(another_may(place, 7));
   REQUIRE_FALSE(another_may(place, 8));
-  const FolderClaim again(place, 9);  // another run of this process shares its lock
+  const FolderClaim again(place, "field", 9);  // another run of this process shares its lock
   first.reset();
   REQUIRE_FALSE(another_may(place, 9));
 }
 
 TEST_CASE("a folder is free when its run has let it go, or its processes have ended", "[snapshot folder]") {
   const Scratch scratch;
-  { const FolderClaim first(scratch.folder(), 7); }
+  { const FolderClaim first(scratch.folder(), "field", 7); }
   REQUIRE(another_may(scratch.folder(), 8));
   REQUIRE(another_may(scratch.folder(), 9));
 }
@@ -57,6 +57,6 @@ TEST_CASE("a folder is free when its run has let it go, or its processes have en
 TEST_CASE("what a claim cannot read or write keeps no run out", "[snapshot folder]") {
   const Scratch scratch;
   std::ofstream(scratch.folder() + "/run.lock") << "not written by a run";
-  const FolderClaim claim(scratch.folder(), 7);
+  const FolderClaim claim(scratch.folder(), "field", 7);
   REQUIRE_FALSE(another_may(scratch.folder(), 8));
 }
