@@ -197,8 +197,8 @@ int restore_state(lua_State* L) {
   return 1;
 }
 
-// Asks the cloud whether this machine is taken away, until it is dropped. A first SIGTERM counts as such a
-// notice.
+// Asks the cloud whether this machine is taken away, until it is dropped. A first SIGTERM, or SIGHUP,
+// counts as such a notice.
 NoticesHandle watch_for_notices() {
   let_sigterm_leave(true);
   return std::make_shared<NoticeWatch>(read_notice_options(process_environment()));
@@ -216,7 +216,7 @@ int notices_notice(lua_State* L) {
   }
   if (!asked_to_leave()) return 0;
   lua_newtable(L);
-  set_field(L, "source", std::string("SIGTERM"));
+  set_field(L, "source", std::string(asked_to_leave_by()));
   return 1;
 }
 // Of the store at a URL: the step of its newest snapshot; nil: it has none.

@@ -20,7 +20,7 @@ namespace {
 
 // What an interrupt says, made ahead: handlers of signals allocate nothing.
 struct Sentences {
-  std::string control_c, sigterm, sighup, limit, leave;
+  std::string control_c, sigterm, sighup, limit, leave, leave_unread;
 };
 
 // Signal handlers can reach nothing else: lock-free atomics with static storage.
@@ -29,8 +29,8 @@ std::atomic<bool> ending{false};    // the run was asked to end, whether or not 
 std::atomic<bool> training{false};  // a run is
 std::atomic<bool> trained{false};   // a run was or is
 std::atomic<bool> measuring{false};
-std::atomic<bool> may_leave{false};  // a SIGTERM has this rank leave the run, which goes on without it
-std::atomic<bool> leave{false};      // one came
+std::atomic<bool> may_leave{false};  // SIGTERM or SIGHUP has this rank leave the run, which goes on without it
+std::atomic<int> leave{0};           // the first that came
 std::atomic<bool> grace{false};      // the timer runs for an interrupt, and not for the limit of time
 std::atomic<int64_t> last{0};        // when the last interrupt that counts came, in milliseconds
 std::atomic<Executor*> running{nullptr};
@@ -89,11 +89,13 @@ void on_interrupt(int signal) {
   const int64_t now = int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1'000'000;
   const bool again = now - last.load() < kOneMilliseconds;
   if (!again) last = now;
-  if (signal == SIGTERM && may_leave.load()) {
-    const bool first = !leave.exchange(true);
-    if (const Sentences* known = sentences.load(); first && known != nullptr) say(known->leave);
+  if ((signal == SIGTERM || signal == SIGHUP) && may_leave.load()) {
+    int none = 0;
+    const bool first = leave.compare_exchange_strong(none, signal);
+    if (const Sentences* known = sentences.load(); first && known != nullptr)
+      say(signal == SIGTERM ? known->leave : known->leave_unread);
     errno = error;
-    if (first || again) return;
+    if (first || again || signal == SIGHUP) return;
   }
   const bool earlier = pending.exchange(true) || ending.load();
   if (earlier && !again && signal != SIGHUP) _exit(kExitCode);  // a closed terminal asks once
@@ -136,7 +138,9 @@ void make_sentences() {
        "hetrun: SIGHUP: the terminal, or who read the output, is gone: " + ends + "SIGTERM ends at once\n",
        fmt::format("hetrun: the limit of {} (--limit-time) is over: {}Ctrl-C ends at once\n", limit_words,
                    ends),
-       "SIGTERM: leaving the run after the next step; again ends the run\n"});
+       "SIGTERM: leaving the run after the next step; again ends the run\n",
+       "SIGHUP: the terminal, or who read the output, is gone: leaving the run after the next step; SIGTERM ends the "
+       "run\n"});
   sentences = &made.back();
 }
 
@@ -188,7 +192,8 @@ void end_unread() {
 }
 
 void let_sigterm_leave(bool leaves) { may_leave = leaves; }
-bool asked_to_leave() { return leave.load(); }
+bool asked_to_leave() { return leave.load() != 0; }
+const char* asked_to_leave_by() { return leave.load() == SIGHUP ? "SIGHUP" : "SIGTERM"; }
 
 bool run_is_training() { return training.load(); }
 bool interrupt_pending() { return pending.load(); }

@@ -437,6 +437,23 @@ class Steering(unittest.TestCase):
                     run.send_signal(signal.SIGINT)
                 self.assertRegex(self.ended(run, code), pattern)
 
+    def test_a_closed_terminal_of_one_machine_ends_no_run(self):
+        with socket.socket() as listener:
+            listener.bind(('127.0.0.1', 0))
+            place = f'127.0.0.1:{listener.getsockname()[1]}'
+        head = self.start('--workers', '2', '--elastic', '2:4', f'--listen={place}', 'recipe.lua')
+        self.until_status(head, lambda status: status['step'] > 2)
+        machine = self.start('--workers', '2', f'--join={place}', 'recipe.lua')
+        status = self.until_status(head, lambda status: len(status['ranks']) == 4)
+        machine.send_signal(signal.SIGHUP)
+        said = self.ended(machine, 75)
+        self.assertIn('SIGHUP: the terminal, or who read the output, is gone: leaving the run', said)
+        self.assertRegex(said, r'left the run after step \d+: SIGHUP')
+        status = self.until_status(head, lambda status: len(status['ranks']) == 2)
+        self.until_status(head, lambda later: later['step'] > status['step'])
+        head.send_signal(signal.SIGHUP)
+        self.assertIn('stopped after step', self.ended(head, 130))
+
     def test_a_run_that_is_trained_alone_writes_no_metrics_of_the_command_line(self):
         self.recipe('alone = true,')
         self.hetrun('recipe.lua', '--steps=4', '--metrics=metrics.jsonl', '--trace=trace.json')

@@ -327,7 +327,7 @@ end
 
 -- Why ranks have a notice.
 local function why_taken(notice)
-  if notice.source == "SIGTERM" or not notice.source then return "SIGTERM" end
+  if not notice.source or notice.source:match "^SIG" then return notice.source or "SIGTERM" end
   return ("%s takes machines of this run away (%s)"):format(notice.source, notice.detail)
 end
 
@@ -387,7 +387,7 @@ function elastic.let_leave(self)
   self.cluster:close "this machine is taken away"
   self.member:leave()
   pcall(self.notices.acknowledge, self.notices)
-  local why = notice.source == "SIGTERM" and "SIGTERM"
+  local why = notice.source:match "^SIG%u+$"
     or ("%s takes this machine away (%s)"):format(notice.source, notice.detail)
   native.say_left()
   self.control = nil   -- the others go on
