@@ -437,6 +437,15 @@ class Steering(unittest.TestCase):
                     run.send_signal(signal.SIGINT)
                 self.assertRegex(self.ended(run, code), pattern)
 
+    def test_what_others_ask_for_is_said_where_the_run_prints(self):
+        run = self.start('--workers', '2', 'recipe.lua')
+        self.until_status(run, lambda status: status['step'] > 2)
+        for word, sentence in (('pause', r'paused after step \d+; `resume` goes on'), ('resume', r'going on after step \d+'),
+                               ('replan', 'replan needs a run with --elastic'), ('stop', r'the run ends after step \d+, as by Ctrl-C')):
+            self.attach(run, word, code=2 if word == 'replan' else 0)
+            self.until_said(run, f'hetrun attach {word}: {sentence}')
+        self.ended(run, 130)
+
     def test_a_closed_terminal_of_one_machine_ends_no_run(self):
         with socket.socket() as listener:
             listener.bind(('127.0.0.1', 0))

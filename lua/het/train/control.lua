@@ -203,8 +203,13 @@ local function obey(run)
   if kind and kind ~= "usage" and kind ~= "environment" then error(answer, 0) end
   if type(answer) == "function" then answer = answer() end
   run.answers = last(run.answers or {}, most_answers - 1)
-  table.insert(run.answers, { id = command.id, ok = ok, text = ok and answer or errors.describe(answer) })
+  local said = ok and answer or errors.describe(answer)
+  table.insert(run.answers, { id = command.id, ok = ok, text = said })
   if run.control then
+    -- Who watches the run's own output sees why it pauses, or ends.
+    if said ~= "" and not native.settings.quiet then
+      native.write("stderr", ("hetrun attach %s: %s\n"):format(command.text, said))
+    end
     post(run)
     run.control:done(command.id)
   end
