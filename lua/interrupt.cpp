@@ -29,10 +29,11 @@ std::atomic<bool> ending{false};    // the run was asked to end, whether or not 
 std::atomic<bool> training{false};  // a run is
 std::atomic<bool> trained{false};   // a run was or is
 std::atomic<bool> measuring{false};
-std::atomic<bool> may_leave{false};  // SIGTERM or SIGHUP has this rank leave the run, which goes on without it
-std::atomic<int> leave{0};           // the first that came
-std::atomic<bool> grace{false};      // the timer runs for an interrupt, and not for the limit of time
-std::atomic<int64_t> last{0};        // when the last interrupt that counts came, in milliseconds
+std::atomic<bool> may_leave{
+    false};                      // SIGTERM or SIGHUP has this rank leave the run, which goes on without it
+std::atomic<int> leave{0};       // the first that came
+std::atomic<bool> grace{false};  // the timer runs for an interrupt, and not for the limit of time
+std::atomic<int64_t> last{0};    // when the last interrupt that counts came, in milliseconds
 std::atomic<Executor*> running{nullptr};
 std::atomic<lua_State*> interrupted_lua{nullptr};
 std::atomic<const Sentences*> sentences{nullptr};
@@ -139,7 +140,8 @@ void make_sentences() {
        fmt::format("hetrun: the limit of {} (--limit-time) is over: {}Ctrl-C ends at once\n", limit_words,
                    ends),
        "SIGTERM: leaving the run after the next step; again ends the run\n",
-       "SIGHUP: the terminal, or who read the output, is gone: leaving the run after the next step; SIGTERM ends the "
+       "SIGHUP: the terminal, or who read the output, is gone: leaving the run after the next step; SIGTERM "
+       "ends the "
        "run\n"});
   sentences = &made.back();
 }

@@ -37,13 +37,13 @@ void run_trains(bool trains);
 bool run_is_training();
 // Who read the output of the run is gone.
 void end_unread();
-// From here on a first SIGTERM, or SIGHUP, while a run trains asks this rank to leave it, and is no interrupt: of a run
-// that goes on without this rank.
+// From here on a first SIGTERM, or SIGHUP, while a run trains asks this rank to leave it, and is no
+// interrupt: of a run that goes on without this rank.
 void let_sigterm_leave(bool leaves);
 bool asked_to_leave();
 const char* asked_to_leave_by();  // "SIGTERM" or "SIGHUP"
-bool take_interrupt();     // true once after an interrupt
-bool interrupt_pending();  // there is one that no thread took
+bool take_interrupt();            // true once after an interrupt
+bool interrupt_pending();         // there is one that no thread took
 
 // Does the function at `ar`, in which a hook fires, belong to a recipe or to the prompt, not to the het
 // library?

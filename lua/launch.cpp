@@ -496,6 +496,11 @@ class Launcher {
         for (const std::string& line : lines) std::cerr << name << visible(line) << "\n";
         return;
       }
+    const auto killed = [](const Child& child) { return child.signal != 0; };
+    if (options_.elastic && options_.join.empty() && std::all_of(children_.begin(), children_.end(), killed))
+      std::cerr
+          << "hetrun: the ranks of this machine were all killed; --resume goes on from the last save or "
+             "snapshot, and with --respawn a run does so by itself\n";
   }
 
   LaunchOptions options_;

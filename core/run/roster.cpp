@@ -18,6 +18,8 @@ constexpr size_t kRemembered = 256;  // of those who are gone
 // this one not, and by some that differ between proposers: no number may stand for two rosters.
 constexpr int64_t kUnseen = 1000, kProposers = 1'000'000;
 
+double seconds_of(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
 bool has(const std::vector<std::string>& ids, const std::string& id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
@@ -390,7 +392,7 @@ void RosterMachine::decide_next(Time now) {
     if (short_since_ == Time{}) short_since_ = now;
     if (waits_for_others) ready = std::max(ready, short_since_ + options_.timeout);
     next.reason += ", and " + (waits_for_others ? too_few(next.members.size())
-                                                : fmt::format("{} of at least {} members are left",
+                                                : fmt::format("{} of at least {} ranks are left",
                                                               next.members.size(), least()));
   }
   propose_at(ready + (own - left.begin()) * options_.stagger, std::move(next), revision_, now);
@@ -590,7 +592,7 @@ void RosterMachine::wait_for_members(size_t count, Time since, Time now) {
   ended_ = true;
   if (!roster_ && options_.joins) {
     actions_.emplace_back(
-        GiveUp{fmt::format("the run to join has not begun within {} ms", options_.timeout.count())});
+        GiveUp{fmt::format("the run to join has not begun within {:g} s", seconds_of(options_.timeout))});
     return;
   }
   const std::string reason = why_.empty() ? "" : fmt::format(" ({})", why_);
@@ -598,8 +600,8 @@ void RosterMachine::wait_for_members(size_t count, Time since, Time now) {
 }
 
 std::string RosterMachine::too_few(size_t count) const {
-  return fmt::format("{} of at least {} members were there within {} ms", count, least(),
-                     options_.timeout.count());
+  return fmt::format("{} of at least {} ranks were there within {:g} s", count, least(),
+                     seconds_of(options_.timeout));
 }
 
 }  // namespace het

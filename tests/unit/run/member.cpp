@@ -314,7 +314,7 @@ TEST_CASE("members that are too few wait for others, and then go on among themse
     check_generation({&a, &b}, 2);
     const Roster& roster = a.generation->formation().roster;
     CHECK(roster.least == 3);
-    CHECK_THAT(roster.reason, Catch::Contains("2 of at least 3 members were there within 1500 ms"));
+    CHECK_THAT(roster.reason, Catch::Contains("2 of at least 3 ranks were there within 1.5 s"));
     b.member->leave();  // another loss is not waited for
     b.generation->close("it leaves");
     script.open({&a});
