@@ -312,7 +312,12 @@ class EtcdWatch final : public StoreWatch {
     const Json* revision = find(first, {"result", "header", "revision"});
     if (!flag(find(first, {"result", "created"})) || !revision)
       fail(ErrorKind::peer, "{} did not begin a watch: {}", cluster_->describe(), dump(first));
-    if (next_ <= 0) next_ = integer(revision) + 1;
+    const int64_t there = integer(revision);
+    if (next_ <= 0) next_ = there + 1;
+    // etcd would wait for that revision, as one does whose data was lost.
+    if (next_ > there + 1)
+      fail(ErrorKind::peer, "{} is at revision {}, and has forgotten those to {}", cluster_->describe(), there,
+           next_ - 1);
     endpoint_ = stream.endpoint;
     heard_ = Clock::now();
     set_stream(std::move(stream.lines));

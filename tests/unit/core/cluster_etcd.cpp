@@ -142,6 +142,16 @@ TEST_CASE("a watch from a revision that etcd has compacted says so", "[cluster]"
         fmt::format("peer: the store has forgotten the events from revision 2 to {}", last - 1));
 }
 
+TEST_CASE("a watch from a revision that etcd has not come to says that it has lost its data", "[cluster]") {
+  if (!etcd_is_here("lost data of etcd")) return;
+  EtcdMembers members(1);
+  const auto store = connect_etcd(options_of(members.endpoints()));
+  const int64_t last = store->put("k", "v");
+  CHECK_NOTHROW(store->watch("k", last + 1));
+  CHECK_THAT(sentence_of([&] { store->watch("k", last + 1000)->next(kStoreHung); }),
+             Contains(fmt::format("is at revision {}, and has forgotten those to {}", last, last + 999)));
+}
+
 TEST_CASE("etcd lets in those who know a user and a password", "[cluster]") {
   if (!etcd_is_here("users of etcd")) return;
   EtcdMembers members(1);
