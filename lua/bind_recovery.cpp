@@ -123,6 +123,11 @@ void snapshots_keep(SnapshotsHandle& snapshots, int64_t step, int64_t generation
   snapshots->keep({step, generation});
   if (older) snapshots->remove_older();
 }
+// folder, the field that names it, number of the run -> a claim, until it is released.
+ClaimHandle claim_folder(Path folder, std::string field, int64_t run) {
+  return std::make_shared<FolderClaim>(folder, field.c_str(), run);
+}
+void claim_release(ClaimHandle& claim) { *claim = {}; }
 void snapshots_claim(SnapshotsHandle& snapshots, int64_t run) { snapshots->claim(run); }
 void snapshots_release(SnapshotsHandle& snapshots) { snapshots->release(); }
 void snapshots_clear_memory(SnapshotsHandle& snapshots) { snapshots->clear_memory(); }
@@ -252,15 +257,16 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
           bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave"), bind<&snapshots_claim>("claim"),
           bind<&snapshots_release>("release")});
+  make_class<ClaimHandle>(L, {bind<&claim_release>("release")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_step>("step"), bind<&task_generation>("generation")});
   make_class<NoticesHandle>(L, {bind<&notices_notice>("notice"), bind<&notices_acknowledge>("acknowledge")});
-  set_functions(
-      L, "native.",
-      {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
-       bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"),
-       bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
+  set_functions(L, "native.",
+                {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
+                 bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"),
+                 bind<&claim_folder>("claim_folder"), bind<&new_run_snapshots>("run_snapshots"),
+                 bind<&restore_state>("restore"), bind<&host>("host")});
 }
 
 }  // namespace het::lua

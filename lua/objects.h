@@ -29,6 +29,7 @@
 
 namespace het {
 class Snapshot;
+class FolderClaim;
 class RunSnapshots;  // snapshot/run_snapshots.h
 class SnapshotTask;
 class DeviceMesh;
@@ -80,6 +81,7 @@ using MemberHandle = std::shared_ptr<RunMember>;
 using NoticesHandle = std::shared_ptr<NoticeWatch>;
 using SnapshotHandle = std::shared_ptr<const Snapshot>;
 using SnapshotsHandle = std::shared_ptr<RunSnapshots>;
+using ClaimHandle = std::shared_ptr<FolderClaim>;
 using SnapshotTaskHandle = std::shared_ptr<SnapshotTask>;
 using ControlHandle = std::shared_ptr<RunControl>;
 using AttachedHandle = std::shared_ptr<ControlClient>;
@@ -194,6 +196,7 @@ HET_LUA_CLASS(het::lua::MemberHandle, "member");
 HET_LUA_CLASS(het::lua::NoticesHandle, "notices");
 HET_LUA_CLASS(het::lua::SnapshotHandle, "snapshot");
 HET_LUA_CLASS(het::lua::SnapshotsHandle, "snapshots of a run");
+HET_LUA_CLASS(het::lua::ClaimHandle, "claim on a folder");
 HET_LUA_CLASS(het::lua::SnapshotTaskHandle, "snapshot under way");
 HET_LUA_CLASS(het::lua::ControlHandle, "control of a run");
 HET_LUA_CLASS(het::lua::AttachedHandle, "attached run");

@@ -8,7 +8,6 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -22,10 +21,6 @@
 #include "core/net/network.h"
 
 namespace het {
-
-struct FolderClaim::Lock {
-  Descriptor file;
-};
 
 namespace {
 
@@ -73,10 +68,19 @@ void write_owner(const Descriptor& file, const Owner& owner) {
   std::string who = "another process";
   if (owner) who = "process " + std::to_string(owner->pid) + " on " + owner->host;
   fail_usage(
-      "'{}' is in use: {} trains a run whose snapshots are there. Wait for it to end, stop it, or choose "
-      "another "
+      "'{}' is in use: {} trains a run that writes there. Wait for it to end, stop it, or choose another "
       "`{}`",
       folder.text, who, field);
+}
+
+using FileNumber = std::pair<dev_t, ino_t>;
+std::optional<FileNumber> number_of(const Descriptor& file) {
+  struct stat found {};
+  if (!file || fstat(file.number(), &found) != 0) return std::nullopt;
+  return FileNumber{found.st_dev, found.st_ino};
+}
+std::optional<FileNumber> number_of(const Path& file) {
+  return number_of(Descriptor(file.opener().open(file.text, OpenMode::read, file.purpose)));
 }
 
 // Takes the lock. False: there are none here.
@@ -103,23 +107,43 @@ bool lock(const Descriptor& file, const Path& folder, const char* field, const O
 
 }  // namespace
 
+// The last one that lets go removes the file, which others may have open: they look whether it is still
+// there.
+struct FolderClaim::Lock {
+  Lock(Path path, Descriptor opened) : name(std::move(path)), file(std::move(opened)) {}
+  ~Lock() {
+    if (holds && try_lock(file, LOCK_EX) == true && number_of(file) == number_of(name))
+      name.opener().remove(name.text);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  const Path name;
+  const Descriptor file;
+  bool holds = false;
+};
+
 FolderClaim::FolderClaim(const Path& folder, const char* field, int64_t run) {
   static std::mutex mutex;
   // By process, which may be a fork of another, and file.
-  static std::map<std::tuple<pid_t, dev_t, ino_t>, std::weak_ptr<Lock>> locks;
+  static std::map<std::pair<pid_t, FileNumber>, std::weak_ptr<Lock>> locks;
   make_folder(folder);
-  auto lock = std::make_shared<Lock>();
-  lock->file = Descriptor(folder.opener().open(folder.child(kName).text, OpenMode::append, folder.purpose));
-  struct stat found {};
-  if (!lock->file || fstat(lock->file.number(), &found) != 0) return;
+  const Path name = folder.child(kName);
+  const Owner own{run, static_cast<long>(getpid()), host_name()};
   const std::scoped_lock guard(mutex);
-  std::weak_ptr<Lock>& held = locks[{getpid(), found.st_dev, found.st_ino}];
-  lock_ = held.lock();
-  if (lock_ != nullptr ||
-      !het::lock(lock->file, folder, field, {run, static_cast<long>(getpid()), host_name()}))
+  while (true) {
+    const auto made = std::make_shared<Lock>(
+        name, Descriptor(name.opener().open(name.text, OpenMode::append, name.purpose)));
+    const std::optional<FileNumber> number = number_of(made->file);
+    if (!number) return;
+    std::weak_ptr<Lock>& held = locks[{getpid(), *number}];
+    lock_ = held.lock();
+    if (lock_ != nullptr || !lock(made->file, folder, field, own)) return;
+    if (number_of(name) != number) continue;  // it was removed before the lock came
+    made->holds = true;
+    held = lock_ = made;
     return;
-  lock_ = std::move(lock);
-  held = lock_;
+  }
 }
 
 }  // namespace het

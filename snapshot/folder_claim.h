@@ -1,9 +1,10 @@
-// The claim of a run on its folder of snapshots: while one trains, another run that would write there, and
-// remove what it does not know, is refused.
+// The claim of a run on a folder that it saves in: while it trains, another run that would write there, and
+// replace or remove what it does not know, is refused.
 //
 // A file in the folder says which run has it. Each process of the run holds a shared lock on that file until
-// its claim goes, or the process does; whoever finds no lock may write another run there. On a file system
-// without locks, and in a folder where no file can be written, a claim always succeeds.
+// its claim goes, or the process does; whoever finds no lock may write another run there. The last
+// process that lets go removes the file. On a file system without locks, and in a folder where no file can be
+// written, a claim always succeeds.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@ namespace het {
 
 class FolderClaim {
  public:
+  FolderClaim() = default;  // of none
   // `field`: that names the folder, for errors. `run`: a number that the ranks of a run have in common and no
   // other run has. The folder is made where it is missing. Claims of one process on one folder share its
   // lock, also those of several runs, which follow each other. Throws Error(usage) where another run has the

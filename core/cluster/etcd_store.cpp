@@ -316,8 +316,8 @@ class EtcdWatch final : public StoreWatch {
     if (next_ <= 0) next_ = there + 1;
     // etcd would wait for that revision, as one does whose data was lost.
     if (next_ > there + 1)
-      fail(ErrorKind::peer, "{} is at revision {}, and has forgotten those to {}", cluster_->describe(), there,
-           next_ - 1);
+      fail(ErrorKind::peer, "{} is at revision {}, and has forgotten those to {}", cluster_->describe(),
+           there, next_ - 1);
     endpoint_ = stream.endpoint;
     heard_ = Clock::now();
     set_stream(std::move(stream.lines));

@@ -329,7 +329,8 @@ class Runs(Case):
 
     def test_one_run_at_a_time_has_a_folder(self):
         (self.folder / 'run.lua').write_text(RUN)
-        words = ('run.lua', '--kept=kept', '--allow-write=metrics.jsonl', '--store=far', '--allow-write=far')
+        words = ('run.lua', '--kept=kept', '--allow-write=metrics.jsonl', '--store=far', '--allow-write=far', '--save=model',
+                 '--allow-write=model')
         other = subprocess.Popen([HETRUN, *words, '--steps=100000000'], cwd=self.folder, stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL)
         try:
@@ -342,6 +343,9 @@ class Runs(Case):
                 self.assertIn(f"'kept' is in use: process {other.pid} on ", self.run_it(how, code=2))
             _, err = self.hetrun('run.lua', '--kept=elsewhere', *words[2:], '--resume', code=2)
             self.assertRegex(err, rf"far' is in use: process {other.pid} on .* choose another `snapshot.store`")
+            _, err = self.hetrun('run.lua', '--kept=elsewhere', '--save=model', '--allow-write=model',
+                                 '--allow-write=metrics.jsonl', code=2)
+            self.assertRegex(err, rf"'model' is in use: process {other.pid} on .* choose another `save`")
             err = self.run_it('--resume', '--workers', '2', code=2)
             self.assertIn(f'process {other.pid} on ', err)
             self.assertIsNone(other.poll())
@@ -349,8 +353,10 @@ class Runs(Case):
             other.kill()
             other.wait()
         step = self.kept()[0]
-        err = self.run_it('--resume', f'--steps={step + 1}', '--store=far', '--allow-write=far')
+        err = self.run_it('--resume', f'--steps={step + 1}', '--store=far', '--allow-write=far', '--save=model', '--allow-write=model')
         self.assertIn('restored the state after step', err)
+        self.assertTrue((self.folder / 'model/model.safetensors').exists())
+        self.assertEqual(list(self.folder.glob('*/run.lock')), [])
 
     def test_a_store_gets_a_copy_and_gives_it_back(self):
         self.run_it('--store=far', '--allow-write=far')

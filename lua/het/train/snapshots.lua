@@ -52,22 +52,32 @@ end
 -- One is whole on all ranks.
 local function note(run, tier, task) run.snapshot_taken[tier] = { step = task:step(), at = os.time() } end
 
---- Keep other runs out of the run's folder while this one trains. All ranks call it. An error on ranks of a run that
--- goes on without those that it loses is theirs alone.
+-- The folders that this rank writes in, or may when others are lost.
+local function claim_folders(run)
+  if run.snapshots then run.snapshots:claim(run.number) end
+  run.claims = run.claims or {}
+  for _, field in ipairs { "save", "keep_best" } do
+    local folder = run.arguments[field]
+    local writes = folder and (run.cluster == nil or run.cluster:rank() == 0 or native.path_kind(folder) == "folder")
+    if writes and not run.claims[field] then run.claims[field] = native.claim_folder(folder, field, run.number) end
+  end
+end
+
+--- Keep other runs out of the folders that the run saves in while it trains. All ranks call it. An error on ranks of a
+-- run that goes on without those that it loses is theirs alone.
 -- @number[opt] number that the ranks of the run have in common, the first time
 function snapshots.claim(run, number)
   run.number = run.number or number
-  if not run.snapshots then return end
-  if run.member and run.cluster:roster().number > 1 then return run.snapshots:claim(run.number) end
-  together.call(run, run.snapshots.claim, run.snapshots, run.number)
+  if run.member and run.cluster:roster().number > 1 then return claim_folders(run) end
+  together.call(run, claim_folders, run)
 end
 
 --- The run has stopped training, so that another one may train there.
 function snapshots.release(run)
-  if not run.snapshots then return end
   for _, task in ipairs(run.left_to_end or {}) do pcall(task.wait, task) end
-  run.snapshots:release()
-  run.released = true
+  if run.snapshots then run.snapshots:release() end
+  for _, claim in pairs(run.claims or {}) do claim:release() end
+  run.claims, run.released = nil, true
 end
 
 --- A run that has stopped trains again.
@@ -463,7 +473,7 @@ end
 
 --- The run has ended well: what memory holds of it is not needed any more.
 function snapshots.leave(run)
-  if not run.snapshots then return end
+  if not run.snapshots then return snapshots.release(run) end
   local disk = run.snapshotting.disk
   if disk then result_of(run, disk, "on disk") end
   snapshots.finish(run)
