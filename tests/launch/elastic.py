@@ -541,7 +541,8 @@ class Elastic(unittest.TestCase):
                                      environment={'HETRUN_METADATA': service.stdout.readline().strip()})
                 self.until_step(process, 9)
                 notice.write_text('100')
-                _, err = self.ended(process, code=130)
+                _, err = self.ended(process, code=75)   # to be run again
+                self.assertRegex(err, rf'(?m)hetrun: the run ended after step \d+: {who} takes machines of this run away \(')
                 self.assertRegex(err, rf'(?m)^stopping: {who} takes machines of this run away \(')
                 self.assertNotIn('nothing saved', err)
                 stopped = int(re.search(r'stopped after step (\d+); its snapshot is in kept: --resume goes on with it', err)[1])

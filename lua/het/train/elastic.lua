@@ -368,6 +368,8 @@ function elastic.leaving(self, notices)
   local notice = notice_of(self)
   local answer = policy.notice(self, notice)
   self.ended_by = answer == "stop" and why_taken(notice) or nil
+  self.taken_away = self.ended_by and not self.ended_by:match "^SIG" and
+    ("the run ended after step %d: %s"):format(self.step, self.ended_by) or nil
   self.leavers = answer == "leave" and {} or nil
   for _, rank in ipairs(self.leavers and notice.ranks or {}) do
     self.leavers[self.members[rank + 1]] = why_taken(notice)

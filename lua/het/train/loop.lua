@@ -220,7 +220,7 @@ local function take_steps(self, reporter)
   if self:asked_to_stop(self.interrupted or self.stopped) then return true end
   if elastic.is_too_small(self) then
     if self.cluster:any(self.notices:notice() ~= nil) then return true end
-    self.too_small = ("the run ended after step %d: %s"):format(self.step, self.change_reason)
+    self.taken_away = ("the run ended after step %d: %s"):format(self.step, self.change_reason)
     return true
   end
   if self.follow_again then
@@ -439,7 +439,7 @@ function loop.start(self)
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   if self.failed then error(self.failed, 0) end
-  if self.too_small then errors.raise("peer", "%s", self.too_small) end
+  if self.taken_away then errors.raise("peer", "%s", self.taken_away) end   -- nobody asked it to end: it may go on
   return results
 end
 
