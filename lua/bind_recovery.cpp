@@ -142,7 +142,8 @@ double task_generation(SnapshotTaskHandle& task) { return static_cast<double>(ta
 int task_wait(lua_State* L) {
   Json::array_t list;
   for (const SnapshotTask::Written& written : check_object<SnapshotTaskHandle>(L, 1)->wait())
-    list.push_back(Json::object_t{{"tier", std::string(name_of(written.tier))}, {"path", written.path}});
+    list.push_back(Json::object_t{
+        {"tier", std::string(name_of(written.tier))}, {"path", written.path}, {"problem", written.problem}});
   push_json(L, list);
   return 1;
 }

@@ -278,6 +278,12 @@ void RunSnapshots::remove_older() {
   });
 }
 
+// Copies a file of so many bytes of state into the store.
+void RunSnapshots::send(ObjectStore& store, const Path& file, int64_t bytes) {
+  RateMeter::Transfer sending(tiers_.written(Tier::store));
+  if (!upload(store, {file}).front().was_there) sending.arrived(bytes);
+}
+
 RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk, const About& about) {
   if (tensors_.empty()) fail_usage("a run takes snapshots once its plan is known");
   // One that is written in memory alone is soon read to its end.
@@ -313,10 +319,10 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
          keep = options_.keep, collects = rank_ == 0, parts = disk_]() mutable {
           std::vector<SnapshotTask::Written> written;
           const CollectOptions needed{keep, {}, std::chrono::hours(24)};
+          int64_t bytes = 0;
           if (!parts.empty()) {
             make_folder(folder);
             const Path path = snapshot_path(folder, manifest);
-            int64_t bytes = 0;
             for (const StatePart& part : parts) bytes += bytes_of(part);
             {
               RateMeter::Transfer writing(self->tiers_.written(Tier::disk));
@@ -325,13 +331,16 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
             }
             copy.reset();  // its memory is not needed while the file goes to the store
             written.push_back({Tier::disk, path.text});
-            if (store != nullptr) {
-              RateMeter::Transfer sending(self->tiers_.written(Tier::store));
-              if (!upload(*store, {path}).front().was_there) sending.arrived(bytes);
-            }
           }
           if (collects) collect(open_store(folder), needed);
-          if (collects && store != nullptr) collect(store, needed);
+          if (store != nullptr) try {
+              if (!written.empty()) self->send(*store, Path(folder).with(written.front().path), bytes);
+              if (collects) collect(store, needed);
+              written.push_back({Tier::store, {}});
+            } catch (const Error& error) {  // what is on the disk counts without it
+              if (error.kind() == ErrorKind::bug) throw;
+              written.push_back({Tier::store, {}, error.sentence()});
+            }
           return written;
         });
   return taken;

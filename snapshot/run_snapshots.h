@@ -27,6 +27,8 @@ class SnapshotTask {
   struct Written {
     Tier tier = Tier::memory;
     std::string path;
+    std::string problem =
+        {};  // why this copy is not there, though the one on the disk is; empty: it is there
   };
   using Write = std::function<std::vector<Written>()>;
 
@@ -141,6 +143,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
     int64_t written = 0;  // counts
   };
 
+  void send(ObjectStore& store, const Path& file, int64_t bytes);
   SnapshotManifest manifest_of(const StateCopy& copy, const About& about) const;
   static std::vector<SnapshotTiers::Place> places_of(const Options& options);
   void make_folders();

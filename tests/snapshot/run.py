@@ -327,6 +327,31 @@ class Runs(Case):
                     self.assertRegex(err, 'failed: .*; a run begins or goes on once its store says what it has')
                     self.assertFalse((self.folder / 'metrics.jsonl').exists())
 
+    def test_a_snapshot_counts_that_is_on_disk_and_not_in_the_store(self):
+        (self.folder / 'run.lua').write_text(RUN)
+        words = ('run.lua', '--kept=kept', '--allow-write=metrics.jsonl', '--store=far', '--allow-write=far', '--workers=2')
+        with open(self.folder / 'said', 'w', encoding='utf-8') as said:
+            run = subprocess.Popen([HETRUN, *words, '--steps=100000000'], cwd=self.folder, stdout=said, stderr=said)
+        try:
+            deadline = time.monotonic() + 60
+
+            def until(is_so):
+                while not is_so():
+                    self.assertIsNone(run.poll(), (self.folder / 'said').read_text())
+                    self.assertLess(time.monotonic(), deadline, (self.folder / 'said').read_text())
+                    time.sleep(0.01)
+            until(lambda: len(list(self.folder.glob('far/*.snapshot'))) >= 2)
+            (self.folder / 'far').rename(self.folder / 'away')
+            (self.folder / 'far').write_text('a file where the store was')
+            until(lambda: 'is on disk, and not in the store: ' in (self.folder / 'said').read_text())
+            lost = int(re.search(r'the snapshot after step (\d+) is on disk, and not in', (self.folder / 'said').read_text())[1])
+            until(lambda: self.kept() and self.kept()[0] > lost)
+        finally:
+            run.terminate()
+            run.wait()
+        self.assertEqual(run.returncode, 130, (self.folder / 'said').read_text())
+        self.assertNotIn('was not written', (self.folder / 'said').read_text())
+
     def test_one_run_at_a_time_has_a_folder(self):
         (self.folder / 'run.lua').write_text(RUN)
         words = ('run.lua', '--kept=kept', '--allow-write=metrics.jsonl', '--store=far', '--allow-write=far', '--save=model',

@@ -228,9 +228,18 @@ local function is_on_disk(run)
   run.disk_pause = 1
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
   note(run, "disk", task)
-  if (run.arguments.snapshot or {}).store then note(run, "store", task) end   -- which the same task has sent there
+  local unsent
   for _, written in ipairs(task:wait()) do
     if written.tier == "disk" then table.insert(run.on_disk, written.path) end
+    if written.problem ~= "" then unsent = written.problem end
+  end
+  if unsent and run.warned_of_store ~= unsent then
+    warn("the snapshot after step %d is on disk, and not in the store: %s", task:step(), unsent)
+  end
+  run.warned_of_store = unsent
+  if (run.arguments.snapshot or {}).store then   -- which the same task has sent there
+    if run.cluster then unsent = run.cluster:any(unsent ~= nil) end
+    if not unsent then note(run, "store", task) end
   end
   while #run.on_disk > ((run.arguments.snapshot or {}).keep or 2) do
     native.snapshot_remove(table.remove(run.on_disk, 1))
