@@ -334,7 +334,7 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           }
           if (collects) collect(open_store(folder), needed);
           if (store != nullptr) try {
-              if (!written.empty()) self->send(*store, Path(folder).with(written.front().path), bytes);
+              if (!written.empty()) self->send(*store, folder.with(written.front().path), bytes);
               if (collects) collect(store, needed);
               written.push_back({Tier::store, {}});
             } catch (const Error& error) {  // what is on the disk counts without it
