@@ -4,6 +4,7 @@
 local native = require "het.native"
 local define = require "het.language.define"
 local errors = require "het.errors"
+local results = require "het.op.results"
 local suggest = require "het.language.suggest"
 
 local op = {}
@@ -37,7 +38,7 @@ end
 local function is_attributes(value) return type(value) == "table" and debug.getmetatable(value) == nil end
 
 local function wrap(operator)
-  local most = count_operands(operator.signature)
+  local most, has_statistics = count_operands(operator.signature), results.are_statistics(operator.signature)
   return function(...)
     local count = select("#", ...)
     local arguments, attributes = { ... }, nil
@@ -53,6 +54,7 @@ local function wrap(operator)
     end
     local inputs = {}
     for i = 1, count do inputs[i] = arguments[i] or false end
+    if has_statistics then return results.record(native.op(operator.name, inputs, attributes)) end
     return native.op(operator.name, inputs, attributes)
   end
 end

@@ -19,6 +19,7 @@ local define = require "het.language.define"
 local errors = require "het.errors"
 local handle = require "het.sandbox.handle"
 local generate = require "het.model.generate"
+local results = require "het.op.results"
 local source = require "het.language.source"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
@@ -223,6 +224,15 @@ function methods:shard(given)
   return setmetatable(copy, Layer)
 end
 
+-- Layers of the library compute with one value; only a recipe's own take more.
+local function check_inputs(inner, where, ...)
+  if type(inner) == "function" or inner.class.own_forward then return end
+  local count = results.count(...)
+  if count == 1 and (...) ~= nil then return end
+  errors.usage("%s%s takes one value; it was given %s%s", inner.class.name, where, count < 2 and "none" or count,
+    count < 2 and "" or "; the forward of nn.layer may take more")
+end
+
 -- What `forward` sees as self: arguments, then parameters and children under their names.
 function methods:bind(context)
   local bound = { builder = context, children = {} }
@@ -240,6 +250,7 @@ function methods:bind(context)
       if context:path() ~= path then
         errors.usage("the layer '%s' of %s is called outside of its forward", name, path == "" and "the model" or path)
       end
+      check_inputs(inner, (", layer '%s' of %s,"):format(name, path == "" and "the model" or path), ...)
       return context:call(inner, name, residual, ...)
     end
     bound.children[i] = call
@@ -252,6 +263,7 @@ end
 -- has its own. Of a distributed tensor every rank has the weights whole; in het.gradient they are constants.
 Layer.__call = function(self, ...)
   define.expect(self.class.name, (...), "value")
+  check_inputs(self, "", ...)
   if rawget(self, "trained") then
     errors.usage("the weights of a model that was trained are its run's: run:model() is the model with them")
   end
