@@ -259,11 +259,23 @@ function methods:bind(context)
   return setmetatable(bound, { __index = self })
 end
 
+-- In a forward or a loss that is traced, a layer that is none of the model's would be a constant that nothing trains.
+-- What run:model() returns is meant as one, and so is a saved model on numbers.
+local function check_traced(self, x)
+  if not builder.traces or rawget(self, "of_run") then return end
+  local folder = rawget(self, "folder")
+  if folder and define.accepts("tensor", x) then return end
+  errors.usage("%s is called here and is in no `layers` of the model: nothing would train its weights; with nn.layer { "
+    .. "layers = { inner = ... }, forward = ... } it is self.inner(x)%s", self.class.name,
+    folder and ", and `reference` of het.train is a frozen model for the loss" or "")
+end
+
 --- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept; a loaded model
 -- has its own. Of a distributed tensor every rank has the weights whole; in het.gradient they are constants.
 Layer.__call = function(self, ...)
   define.expect(self.class.name, (...), "value")
   check_inputs(self, "", ...)
+  check_traced(self, (...))
   if rawget(self, "trained") then
     errors.usage("the weights of a model that was trained are its run's: run:model() is the model with them")
   end
