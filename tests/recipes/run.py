@@ -34,7 +34,8 @@ class Case(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
         self.folder = pathlib.Path(self.temporary.name)
         (self.folder / 'text.txt').write_text(TEXT)
-        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'progress.lua', 'pairs.lua', 'tokens.lua', 'images.lua'):
+        for name in ('resume.lua', 'write.lua', 'long.lua', 'cached.lua', 'progress.lua', 'pairs.lua', 'tokens.lua', 'images.lua',
+                     'several.lua'):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def hetrun(self, *words, code=0, **options):
@@ -198,6 +199,9 @@ return het.train {
         self.assertEqual(len(together), 4)
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-4)
+
+    def test_own_layers_take_and_return_several_values_and_a_model_a_table(self):
+        self.assertEqual(self.hetrun('several.lua', '--quiet').stdout, 'true\t2\ttrue\n')
 
     def test_the_mixture_of_the_guide_is_trained_on_alike_by_any_ranks_and_resumed(self):
         page = (ROOT / 'recipes' / 'guide' / 'data.md').read_text()

@@ -10,6 +10,7 @@ local native = require "het.native"
 local define = require "het.language.define"
 local handle = require "het.sandbox.handle"
 local op = require "het.op"
+local results = require "het.op.results"
 local source = require "het.language.source"
 local errors = require "het.errors"
 local text = require "het.text"
@@ -53,6 +54,7 @@ function builder.new(settings)
     traits = {},          -- by name, what optimizers ask of a parameter: { lookup =, parts =, stacked = }
     scopes = {},
     place = nil,          -- where in the recipe the layer being built was described, for messages
+    at_prompt = false,    -- it computes at once
     own = nil,            -- the function of the recipe that builds it; nil: one of the library
     projecting = false,   -- the layer being built writes into the residual stream
     residuals = 1,        -- additions to the residual stream in the whole model
@@ -289,31 +291,44 @@ local function check_result(self, what, result)
     returned)
 end
 
+-- Several results are for a forward of the recipe's own, which takes them, and for who calls a model on tensors.
+local function check_results(self, what, found, several)
+  check_result(self, what, found[1])
+  for i = 2, found.count do
+    if found[i] ~= nil then check_result(self, what, found[i]) end
+  end
+  if found.count < 2 or several then return end
+  local path = self:path()
+  errors.usage("%s in %s returned %d values, of which one is taken here; a table may hold them, and the forward of an "
+    .. "nn.layer that calls it takes them all", what, path == "" and "the model" or "layer " .. path, found.count)
+end
+
+local function packed(...) return { count = select("#", ...), ... } end
+
 --- Build a layer (a description or a plain function of values) under a name of the present path.
 -- @param layer
 -- @string|nil name its part of the path; nil adds none
 -- @bool projecting does what it returns go into the residual stream?
+-- @return what it computes: one value or table, to a layer of the recipe's own several
 function Builder:call(layer, name, projecting, ...)
   local depth = #self.scopes
-  local own = self.own
-  if type(layer) == "function" then
-    if name then self:enter(name) end
-    self.own = layer
-    local result = layer(...)
-    check_result(self, "the function", result)
-    self:unwind(depth)
-    self.own = own
-    return result
-  end
-  local before, place = self.projecting, self.place
-  self.projecting, self.place = projecting or false, rawget(layer, "place") or place
-  self.own = layer.class.own_forward
+  local own, before, place = self.own, self.projecting, self.place
+  local several = own ~= nil or name == nil and self.at_prompt
   if name then self:enter(name) end
-  local result = layer.class.forward(layer:bind(self), ...)
-  check_result(self, "forward of " .. layer.class.name, result)
+  local found
+  if type(layer) == "function" then
+    self.own = layer
+    found = packed(results.meant(layer(...)))
+    check_results(self, "the function", found, several)
+  else
+    self.projecting, self.place = projecting or false, rawget(layer, "place") or place
+    self.own = layer.class.own_forward
+    found = packed(results.meant(layer.class.forward(layer:bind(self), ...)))
+    check_results(self, "forward of " .. layer.class.name, found, several)
+  end
   self:unwind(depth)
   self.projecting, self.place, self.own = before, place, own
-  return result
+  return unpack(found, 1, found.count)
 end
 
 --- Add to the path.
@@ -356,7 +371,9 @@ builder.call = Builder.call   -- calls functions of the recipe, and nothing else
 --- A builder that computes at once.
 -- @tparam table store parameters by name; filled on first use
 function builder.eager(store)
-  return builder.new { graph = setmetatable({ store = store, seed = 0 }, Eager), mode = "evaluate" }
+  local made = builder.new { graph = setmetatable({ store = store, seed = 0 }, Eager), mode = "evaluate" }
+  made.at_prompt = true
+  return made
 end
 
 return builder

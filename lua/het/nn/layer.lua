@@ -288,8 +288,7 @@ Layer.__call = function(self, ...)
     end
     rawset(self, "store", store)
   end
-  local result = builder.eager(self.store):call(self, nil, false, ...)
-  return define.expect("the result of " .. self.class.name, result, "value")
+  return builder.eager(self.store):call(self, nil, false, ...)
 end
 
 -- Lines of the tree.
@@ -478,7 +477,8 @@ layer.custom = define.constructor {
       .. 'dimension, else normal as GPT-2 begins); trained = false of one that stays as it begins (nn.constant)',
       default = {} },
     { "layers", "table", "layers inside it by name; in forward each is a function of self", default = {} },
-    { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters",
+    { "forward", "function", "function(self, x): from values to a value, with het.op and self's parameters; between "
+      .. "layers of your own there may be several of both",
       required = true },
     { "pointwise", "boolean", "each token is computed alone: generation may use the cache, and rows may be packed",
       default = false },
@@ -503,7 +503,7 @@ layer.custom = define.constructor {
     end
     return layer.make({
       name = "nn." .. arguments.name, pointwise = arguments.pointwise, own_forward = arguments.forward,
-      forward = function(self, ...) return (arguments.forward(own_self(self, names), ...)) end,
+      forward = function(self, ...) return results.meant(arguments.forward(own_self(self, names), ...)) end,
       parameters = function() return parameters end, children = function() return children end,
     }, {})
   end,

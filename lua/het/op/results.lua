@@ -1,6 +1,6 @@
 --- Operators return beside their result what only their gradient needs: op.layer_norm also the mean, op.cross_entropy
--- also the logarithm of a sum. A function of a recipe that ends with `return op.layer_norm(x)` returns these statistics,
--- and does not mean them.
+-- also the logarithm of a sum. A function of a recipe that ends with `return op.layer_norm(x)` returns these
+-- statistics, and does not mean them.
 local results = {}
 
 -- By result of such an operator: { call =, at =, of = }, which call returned it as which of how many.
