@@ -193,6 +193,24 @@ CustomGradient custom_at(lua_State* L, const GraphHandle& graph, int record) {
 
 int64_t node_count(ValueHandle& value) { return static_cast<int64_t>(value.owner->graph.nodes.size()); }
 
+// Whether a value is computed from another one of its graph.
+bool depends_on(ValueHandle& value, ValueHandle& other) {
+  require_own(value.owner, other);
+  const Graph& graph = value.owner->graph;
+  std::vector<bool> seen(graph.values.size(), false);
+  std::vector<ValueId> open{value.id};
+  while (!open.empty()) {
+    const ValueId id = open.back();
+    open.pop_back();
+    if (id == kAbsent || seen[id]) continue;
+    if (id == other.id) return true;
+    seen[id] = true;
+    if (const NodeId producer = graph.values[id].producer; producer >= 0)
+      open.insert(open.end(), graph.nodes[producer].inputs.begin(), graph.nodes[producer].inputs.end());
+  }
+  return false;
+}
+
 int graph_gradients(lua_State* L) {  // graph, scalar, {values}, {records} -> {[i] = gradient}
   auto& graph = check_object<GraphHandle>(L, 1);
   auto& scalar = check_object<ValueHandle>(L, 2);
@@ -461,7 +479,7 @@ void add_graph(lua_State* L) {
   make_class<ValueHandle>(L, {bind<&value_to_string>("__tostring")}, &value_index);
   set_functions(L, "native.",
                 {bind<&new_graph>("graph"), bind<&op>("op"), bind<&operators>("operators"),
-                 bind<&node_count>("node_count")});
+                 bind<&node_count>("node_count"), bind<&depends_on>("depends_on")});
 }
 
 }  // namespace het::lua

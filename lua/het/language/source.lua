@@ -28,20 +28,21 @@ function source.clear() recipe = nil end
 
 --- Line of the recipe that is now calling into the library, or nil when its frame is gone.
 -- @tparam[opt] function boundary only calls inside of this one count
-function source.current_line(boundary)
+-- @tparam[opt] function outer and of this one
+function source.current_line(boundary, outer)
   if not recipe then return nil end
   local level = 2
   while true do
     local info = debug.getinfo(level, "Slf")
-    if not info or boundary and info.func == boundary then return nil end
+    if not info or boundary and (info.func == boundary or info.func == outer) then return nil end
     if info.source == recipe.chunk and info.currentline > 0 then return info.currentline end
     level = level + 1
   end
 end
 
 --- "recipe.lua:7" of that line, or nil.
-function source.place(boundary)
-  local line = source.current_line(boundary)
+function source.place(boundary, outer)
+  local line = source.current_line(boundary, outer)
   return line and ("%s:%d"):format(recipe.path, line)
 end
 

@@ -18,7 +18,10 @@ function results.record(...)
   local count = select("#", ...)
   if count < 2 then return ... end
   calls = calls + 1
-  for i = 1, count do marks[select(i, ...)] = { call = calls, at = i, of = count } end
+  for i = 1, count do
+    local result = (select(i, ...))
+    if result then marks[result] = { call = calls, at = i, of = count } end   -- false: it was not computed
+  end
   return ...
 end
 
@@ -27,8 +30,9 @@ local function are_of_one_call(...)
   local first = marks[(...)]
   if not first or first.of ~= select("#", ...) then return false end
   for i = 1, first.of do
-    local mark = marks[select(i, ...)]
-    if not mark or mark.call ~= first.call or mark.at ~= i then return false end
+    local result = (select(i, ...))
+    local mark = result and marks[result]
+    if result ~= false and (not mark or mark.call ~= first.call or mark.at ~= i) then return false end
   end
   return true
 end
@@ -38,7 +42,7 @@ end
 function results.count(...)
   local count = select("#", ...)
   while count > 1 and select(count, ...) == nil do count = count - 1 end
-  if count > 1 and (...) ~= nil and are_of_one_call(unpack({ ... }, 1, count)) then return 1 end
+  if count > 1 and (...) and are_of_one_call(unpack({ ... }, 1, count)) then return 1 end
   return count
 end
 

@@ -7,6 +7,7 @@ local custom = require "het.op.custom"
 local errors = require "het.errors"
 local op = require "het.op"
 local reference = require "het.train.reference"
+local results = require "het.op.results"
 local source = require "het.language.source"
 local text = require "het.text"
 
@@ -50,37 +51,61 @@ local function is_computed(value)
   return type(value) == "userdata" and getmetatable(value) == "value" and value.name == ""
 end
 
+-- A single number without dimensions; nil where the value has several.
+local function as_number(value)
+  for _, size in ipairs(value.shape) do
+    if size > 1 then return nil end
+  end
+  return #value.shape > 0 and op.reshape(value, { shape = {} }) or value
+end
+
+-- The loss that a recipe's function returned.
+local function checked_loss(loss, scale)
+  if not is_computed(loss) then
+    errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
+      .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
+  end
+  local number = as_number(loss)
+  if not number then
+    errors.usage("the function `loss` returned numbers of the shape %s; a single one is needed, such as op.sum of "
+      .. "them, times the scale", text.shape(loss.shape))
+  end
+  if not native.depends_on(number, scale) then
+    errors.usage("the loss does not use the third argument of `loss`, the scale: losses of micro-batches are summed, "
+      .. "and op.sum(...) * scale of each add up to the mean over the batch")
+  end
+  return number
+end
+
+-- The figures that it returned beside the loss, by name.
+local function checked_figures(figures)
+  if figures ~= nil and type(figures) ~= "table" then
+    errors.usage("the function `loss` returned %s beside the loss; figures by name are needed, such as { accuracy = a "
+      .. "}", type(figures) == "userdata" and "a second value" or text.value(figures))
+  end
+  local checked = {}
+  for _, name in ipairs(text.keys(figures or {})) do
+    local figure = figures[name]
+    if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
+      errors.usage("the function `loss` returned a figure named %s; a name of letters, digits and _ is needed",
+        text.value(name))
+    end
+    checked[name] = is_computed(figure) and figure.dtype == "f32" and as_number(figure) or nil
+    if not checked[name] then
+      errors.usage("the function `loss` returned %s as the figure '%s'; a single f32 number of the graph is needed, "
+        .. "such as op.sum of them, times the scale", text.value(figure), name)
+    end
+  end
+  return checked
+end
+
 -- What the recipe's function makes of the model's output, and of that of the reference; and its figures.
 local function loss_of_recipe(b, spec, inputs, labels, scale)
   local output = b:call(spec.model, nil, false, inputs)
   local beside = spec.reference and b:call_reference(spec.reference, reference.is_shared(spec), inputs)
   b.own = spec.loss
-  local loss, figures = spec.loss(output, labels, scale, beside)
-  if not is_computed(loss) then
-    errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
-      .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
-  end
-  for _, size in ipairs(loss.shape) do
-    if size > 1 then
-      errors.usage("the function `loss` returned numbers of the shape %s; a single one is needed, such as op.sum of "
-        .. "them, times the scale", text.shape(loss.shape))
-    end
-  end
-  if #loss.shape > 0 then loss = op.reshape(loss, { shape = {} }) end
-  if figures ~= nil and type(figures) ~= "table" then
-    errors.usage("the function `loss` returned %s beside the loss; figures by name are needed, such as { accuracy = a "
-      .. "}", text.value(figures))
-  end
-  for _, name in ipairs(text.keys(figures or {})) do
-    if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
-      errors.usage("the function `loss` returned a figure named %s; a name of letters, digits and _ is needed",
-        text.value(name))
-    elseif not is_computed(figures[name]) or figures[name].dtype ~= "f32" or #figures[name].shape > 0 then
-      errors.usage("the function `loss` returned %s as the figure '%s'; an f32 number of the graph is needed, without "
-        .. "dimensions", text.value(figures[name]), name)
-    end
-  end
-  return loss, figures
+  local loss, figures = results.meant(spec.loss(output, labels, scale, beside))
+  return checked_loss(loss, scale), checked_figures(figures)
 end
 
 local function loss_of(b, spec)
@@ -93,6 +118,10 @@ local function loss_of(b, spec)
   if spec.loss then return loss_of_recipe(b, spec, inputs, labels, scale) end
   if own_loss then return own_loss(model:bind(b), inputs, labels, scale) end
   local output = b:call(model, nil, false, inputs)
+  if type(output) == "table" then
+    errors.usage("the model returns a table, for which there is no loss; het.train { loss = function(output, labels, "
+      .. "scale) ... end } computes one")
+  end
   if labels.dtype == "i32" then return (op.cross_entropy(output, labels, scale)) end
   return squared_error(output, labels, scale)
 end
@@ -117,8 +146,8 @@ function graphs.loss(b, spec)
   builder.traces = true
   local ok, result = xpcall(compute, function(problem)
     -- A function that returns the result of a call has no frame any more.
-    place = b.own and (source.place(builder.call) or source.place_of_return(b.own)) or source.place(compute) or b.place
-      or rawget(spec.model, "place")
+    place = b.own and (source.place(builder.call, compute) or source.place_of_return(b.own)) or source.place(compute)
+      or b.place or rawget(spec.model, "place")
     return problem
   end)
   builder.traces = false
