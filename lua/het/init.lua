@@ -18,7 +18,7 @@ local modules = {
 local members = {
   options = function()
     local options = require "het.language.options"
-    return function(specs) return options.declare(specs, het.recipe_text) end
+    return function(specs) return options.declare(specs, rawget(het, "recipe_text")) end
   end,
   plan = function() return require("het.plan").new end,
   cluster = function() return require("het.plan.cluster").new end,

@@ -422,6 +422,9 @@ tell(het.grad(function(y) return het.op.sum(y ^ 3) end)(x))
         for name, meant in (('epochs', '`steps`'), ('batch_size', '`batch`'), ('lr', '`optimizer = optim.adamw { lr = ... }`')):
             self.says(f'het.train {{ {name} = 3 }}', f"unknown field '{name}'; use {meant}")
 
+    def test_a_script_may_declare_options(self):
+        self.assertEqual(self.hetrun(lines='opt = het.options { steps = { 5, "steps" } }\nprint(opt.steps)\n')[0], '5\n')
+
     def test_a_run_is_started_without_arguments(self):
         out, err = self.hetrun(lines=f'{self.SESSION}mine:start {{ steps = 3 }}\n', code=2)
         self.assertIn('run:start takes no arguments, and ', err)

@@ -102,6 +102,10 @@ local types = {
     function(v) return define.kind_of(v) == "layer" or type(v) == "function" end,
     "a layer (such as nn.linear) or a function",
   },
+  model = {
+    function(v) return define.kind_of(v) == "layer" end,
+    "a layer (nn.layer makes one of a function and the layers that it uses)",
+  },
   tensor = { function(v) return is_native(v, "tensor") end, "a tensor" },
   value = { function(v) return is_native(v, "tensor", "distributed tensor", "value") end,
     "a tensor or a value of a graph" },

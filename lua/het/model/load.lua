@@ -248,7 +248,7 @@ loader.load = define.document({
     end
   end
   if options and options.base ~= nil then define.expect("het.load: base", options.base, "string") end
-  if options and options.model ~= nil then define.expect("het.load: model", options.model, "layer") end
+  if options and options.model ~= nil then define.expect("het.load: model", options.model, "model") end
   files.require_folder(folder)
   if adapter.is_in(folder) then return load_adapter(folder, options or {}) end
   if options and options.base then errors.usage("%s holds no adapters, so that `base` has no use", folder) end

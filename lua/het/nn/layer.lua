@@ -417,7 +417,7 @@ end
 
 -- What a recipe's own `forward` gets as self: the parameters as values, each layer as a function by its name, and
 -- `builder`.
-local function own_self(bound, names)
+local function own_self(bound, layer_name, names)
   local own = { builder = handle.of(bound.builder), children = {} }
   for _, name in ipairs(names) do
     local value = bound[name]
@@ -429,7 +429,7 @@ local function own_self(bound, names)
   end
   for i, child in ipairs(bound.children) do own.children[i] = child end
   return setmetatable(own, { __metatable = "self", __index = function(_, name)
-    errors.usage("%s has no '%s'%s", bound.class.name, tostring(name), suggest.sentence(tostring(name), names))
+    errors.usage("nn.%s has no '%s'%s", layer_name, tostring(name), suggest.sentence(tostring(name), names))
   end })
 end
 
@@ -440,6 +440,9 @@ local function own_names(layer_name, field, given)
     if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
       errors.usage("nn.layer '%s': %s has the name %s; names of letters, digits and _ are needed", layer_name, field,
         text.value(name))
+    elseif name == "builder" or name == "children" then
+      errors.usage("nn.layer '%s': %s has the name %s, under which self has something else; take another name",
+        layer_name, field, name)
     end
   end
   return names
@@ -493,6 +496,10 @@ layer.custom = define.constructor {
     end
     for _, name in ipairs(own_names(arguments.name, "layers", arguments.layers)) do
       local inner = arguments.layers[name]
+      if arguments.parameters[name] ~= nil then
+        errors.usage("nn.layer '%s': '%s' is in parameters and in layers; in forward both would be self.%s",
+          arguments.name, name, name)
+      end
       if define.is_unknown(inner) then return inner end
       local uncalled = define.uncalled(inner)
       if uncalled or define.kind_of(inner) ~= "layer" and type(inner) ~= "function" then
@@ -503,7 +510,9 @@ layer.custom = define.constructor {
     end
     return layer.make({
       name = "nn." .. arguments.name, pointwise = arguments.pointwise, own_forward = arguments.forward,
-      forward = function(self, ...) return results.meant(arguments.forward(own_self(self, names), ...)) end,
+      forward = function(self, ...)
+        return results.meant(arguments.forward(own_self(self, arguments.name, names), ...))
+      end,
       parameters = function() return parameters end, children = function() return children end,
     }, {})
   end,

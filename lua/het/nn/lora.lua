@@ -18,7 +18,7 @@ lora.frozen = define.constructor {
   sentence = "The same layer, whose parameters are not trained: they have no gradient and no state of the optimizer.",
   example = "nn.sequential { nn.frozen(nn.linear(64, 64)), nn.gelu(), nn.linear(64, 8) }",
   kind = "layer", positional = 1,
-  fields = { { "layer", "layer", "the layer", required = true } },
+  fields = { { "layer", "model", "the layer", required = true } },
   build = function(a) return a.layer:copied(freeze) end,
 }
 
@@ -358,7 +358,7 @@ lora.lora = define.constructor {
   example = 'nn.lora { model = het.load "folder", rank = 8, alpha = 16, targets = { "q_proj", "v_proj" } }',
   kind = "layer",
   fields = {
-    { "model", "layer", "a model, also one that het.load returns", required = true },
+    { "model", "model", "a model, also one that het.load returns", required = true },
     { "rank", "integer", "rows of A and columns of B", default = 8, min = 1 },
     { "alpha", "number", "times what the adapters add, over the rank", default = 16, above = 0 },
     { "ranks", "table", "of layers that have another rank, by the ends of their names, as PEFT's rank_pattern: "
@@ -373,6 +373,10 @@ lora.lora = define.constructor {
   check = function(a, report)
     if rawget(a.model, "lora") then
       report("model", "nn.lora.model has adapters already")
+    elseif is_linear(a.model) or a.model.class.name == "nn.experts" then
+      local name = a.model.class.name
+      report("model", ("nn.lora.model is a single %s, and adapters are of layers by name; nn.sequential { %s } has it "
+        .. "as '%s'"):format(name, name, name:match "[^.]+$"))
     elseif a.targets and #a.targets == 0 then
       report("targets", "nn.lora.targets is empty; name layers, or leave it out")
     else

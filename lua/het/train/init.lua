@@ -162,8 +162,6 @@ local function check_reference(a, report)
   if not a.reference then return end
   if not a.loss then
     report("reference", "train.reference needs a `loss`, which gets its output")
-  elseif not is_model(a.model) then
-    report("reference", "train.reference needs a model of het.nn, not a function")
   elseif not reference.is_shared(a) and not rawget(a.reference, "folder") then
     report("reference", "train.reference has no weights: it has to be what het.load returns, or the model that nn.lora "
       .. "was given")
@@ -277,7 +275,7 @@ return define.constructor {
   example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"
     .. "                   optimizer = optim.adamw { lr = 1e-3 } }",
   fields = {
-    { "model", "layer", "what is trained", required = true },
+    { "model", "model", "what is trained", required = true },
     { "data", "corpus|pairs", "what it is trained on", required = true },
     { "optimizer", "optimizer", "how the weights change", required = true },
     { "batch", "integer", "samples of a step over all ranks (global batch size)", required = true, min = 1 },
@@ -292,7 +290,7 @@ return define.constructor {
       .. "(labels of the batch that count, or pairs of data.preferences); then, if it has any, figures that are "
       .. "reported with it, by name: { accuracy = a }, each a sum times scale (default: cross-entropy, or squared "
       .. "error for labels with fractions)" },
-    { "reference", "layer", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "
+    { "reference", "model", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "
       .. "`model` with adapters (nn.lora), which then is in memory once" },
     { "evaluate", "record", "on the held-out part", default = {}, instead = evaluate_instead, fields = {
       { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },

@@ -239,9 +239,6 @@ end
 -- at the same place.
 function Run:model()
   local model = self.arguments.model
-  if not is_model(model) then
-    errors.usage "run:model: the recipe's model is a function; nn.layer { forward = ... } makes a model of it"
-  end
   local state = self:gather()
   if not state then return nil end
   return loader.with_weights(model, average.saved(self, state, average.weight(self)), reference.has)
