@@ -133,6 +133,21 @@ local function collect(what, argument)
   return collectgarbage(what, argument)
 end
 
+-- `math`, whose random numbers are not drawn in functions that are traced: they would be drawn once.
+local function recipe_math()
+  local library, random = copy(math, table.concat(keys_of(math), " ")), math.random
+  library.random = function(...)
+    local builder = package.loaded["het.nn.builder"]
+    if builder and builder.traces then
+      errors.usage("math.random in a forward or a loss is drawn once, when the model is built, and is the same in "
+        .. "every step; nn.dropout, self.builder:uniform(x) and self.builder:normal(x) draw in every step, and a fixed "
+        .. "choice is drawn outside of the function")
+    end
+    return random(...)
+  end
+  return library
+end
+
 --- The globals of a recipe.
 -- @param trust   everything, bounded only by strictness
 -- @param folder  the recipe's folder (default: the current one)
@@ -142,7 +157,7 @@ function sandbox.environment(trust, folder)
   local environment
   if trust then
     environment = {}
-    environment._G = environment
+    environment._G, environment.math = environment, recipe_math()
     environment.require = recipe_require(environment, folder, true, require)
     return strict(environment, _G)
   end
@@ -160,7 +175,7 @@ function sandbox.environment(trust, folder)
       return handler(problem)
     end, ...)
   end
-  environment.math = copy(math, table.concat(keys_of(math), " "))
+  environment.math = recipe_math()
   environment.string = copy(string, table.concat(keys_of(string), " "))
   environment.table = copy(table, table.concat(keys_of(table), " "))
   environment.coroutine = copy(coroutine, "create resume running status wrap yield")
