@@ -120,8 +120,8 @@ function world.problem(value, environment, own)
   if not world.named[shown] then return "a table of the library with the metatable " .. shown end
 end
 
-world.named = { error = true, recipe = true, os = true, io = true, options = true, help = true,
-  self = true }
+world.named = { error = true, recipe = true, os = true, io = true, options = true, help = true, self = true,
+  ["layer of self"] = true }
 
 --- What may be read of a value: pairs of a name and a value.
 function world.parts(value)

@@ -26,6 +26,9 @@ builder.traces = false
 --- The layer that a reference's parameters are in: a name that no layer of a recipe has.
 builder.reference_name = "(reference)"
 
+--- What getmetatable says of self's layers in a forward of the recipe's own.
+builder.called = "layer of self"
+
 --- A builder of a graph.
 -- @tparam table settings `graph` (made when absent), `precision` ("f32", "bf16", "f16"), `mode` ("train", "evaluate",
 -- "generate"), `seed`, `samples` of a step, `rounding` of the weights' copy ("nearest", "stochastic"), `packed` (rows
@@ -282,7 +285,7 @@ local function check_result(self, what, result)
   local returned = text.value(result)
   if result == nil then
     returned = "nothing"
-  elseif define.kind_of(result) == "layer" then
+  elseif define.kind_of(result) == "layer" or getmetatable(result) == builder.called then
     returned = "a layer that is not called on a value"
   elseif type(result) == "table" then
     returned = "its self"

@@ -415,17 +415,31 @@ local function check_parameter(layer_name, name, given)
   end
 end
 
+-- A layer inside another one as `forward` sees it: it is called, and has nothing else.
+local function own_layer(name, call, is_self)
+  return setmetatable({}, { __metatable = builder.called,
+    __call = function(_, ...)
+      if is_self((...)) then
+        errors.usage("self:%s(x) gives the layer its self as input; write self.%s(x)", name, name)
+      end
+      return call(...)
+    end,
+    __index = function(_, field)
+      errors.usage("self.%s is a layer: it is called, self.%s(x), and '%s' of it cannot be read; a weight that is used "
+        .. "in several ways is in `parameters` of nn.layer", name, name, tostring(field))
+    end,
+    __newindex = function() errors.usage("self.%s is a layer; nothing in it can be set", name) end,
+  })
+end
+
 -- What a recipe's own `forward` gets as self: the parameters as values, each layer as a function by its name, and
 -- `builder`.
 local function own_self(bound, layer_name, names)
   local own = { builder = handle.of(bound.builder), children = {} }
   for _, name in ipairs(names) do
     local value = bound[name]
-    own[name] = type(value) ~= "function" and value or function(...)
-      if rawequal((...), own) then errors.usage("self:%s(x) gives the layer its self as input; write self.%s(x)", name,
-        name) end
-      return value(...)
-    end
+    own[name] = type(value) ~= "function" and value
+      or own_layer(name, value, function(first) return rawequal(first, own) end)
   end
   for i, child in ipairs(bound.children) do own.children[i] = child end
   return setmetatable(own, { __metatable = "self", __index = function(_, name)

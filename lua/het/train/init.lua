@@ -154,6 +154,20 @@ local function check_evaluate(a, report)
   end
 end
 
+-- Parameters are by the names of layers: one layer under two names would not share its weights.
+local function check_names(model, report)
+  local paths, found = {}, false
+  model:walk(function(inner, path)
+    if paths[inner] and not found and inner:count() > 0 then
+      found = true
+      report("model", ("train.model: '%s' and '%s' are the same %s, but each name has separate weights; make another "
+        .. "%s, or to share the weights call one name several times in the forward of an nn.layer"):format(paths[inner],
+        path, inner.class.name, inner.class.name))
+    end
+    paths[inner] = path
+  end)
+end
+
 -- What is trained on pairs of answers, and beside a reference.
 local function check_reference(a, report)
   if define.kind_of(a.data) == "corpus" and a.data.native.rows > 1 and not a.loss then
@@ -178,6 +192,7 @@ end
 
 local function check(a, report)
   check_evaluate(a, report)
+  check_names(a.model, report)
   if is_model(a.model) and rawget(a.model, "of_run") then
     report("model", "train.model is what run:model() returned, which is for calls; het.load has a saved one to train")
   end
