@@ -164,6 +164,8 @@ void check_shares(const Plan& plan, int layers, std::vector<std::string>& proble
 // alone.
 std::string parts_of(std::vector<std::string> names) {
   if (names.empty()) return "";
+  if (names.size() == 1 && names[0] == "model")
+    return " (model); self.builder:begin_layer(\"name\") in the forward of an nn.layer begins another";
   if (names.size() > 5) {
     names.erase(names.begin() + 2, names.end() - 2);
     names.insert(names.begin() + 2, "...");

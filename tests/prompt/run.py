@@ -422,6 +422,10 @@ tell(het.grad(function(y) return het.op.sum(y ^ 3) end)(x))
         for name, meant in (('epochs', '`steps`'), ('batch_size', '`batch`'), ('lr', '`optimizer = optim.adamw { lr = ... }`')):
             self.says(f'het.train {{ {name} = 3 }}', f"unknown field '{name}'; use {meant}")
 
+    def test_what_a_forward_has_beside_its_self_is_explained(self):
+        self.assertEqual(self.explained('builder', 'builder.mode', 'builder:normal', 'builder.begin_layer'),
+                         ['builder', 'builder.mode', 'builder:normal(x)', 'builder:begin_layer(name)'])
+
     def test_a_script_may_declare_options(self):
         self.assertEqual(self.hetrun(lines='opt = het.options { steps = { 5, "steps" } }\nprint(opt.steps)\n')[0], '5\n')
 

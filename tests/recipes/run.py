@@ -200,6 +200,28 @@ return het.train {
         for one, other in zip(alone, together):
             self.assertAlmostEqual(one, other, delta=1e-4)
 
+    def test_the_layers_that_a_model_of_ones_own_begins_are_placed_on_stages(self):
+        page = (ROOT / 'recipes' / 'guide' / 'write_a_layer.md').read_text()
+        forward = next(block for block in re.findall(r'```lua\n(.*?)```', page, re.S) if 'begin_layer' in block)
+        (self.folder / 'stages.lua').write_text(f'''local het = require "het"
+local nn = het.nn
+local opt = het.options {{ plan = {{ false, "two stages" }} }}
+local depth, layers = 2, {{ embedding = nn.embedding(32, 8), head = nn.linear(8, 32) }}
+for i = 1, depth do layers["block_" .. i] = nn.residual {{ nn.layer_norm(8), nn.mlp {{ width = 8 }} }} end
+return het.train {{
+  model = nn.layer {{ layers = layers, {forward} }},
+  data = het.data.text {{ path = "text.txt" }}, context = 8, batch = 4, steps = 4,
+  optimizer = het.optim.adamw {{ lr = 1e-2 }},
+  plan = opt.plan and het.plan {{ microbatch = 2, het.pipeline {{ microbatches = 2, het.stage {{ "here:0", layers = 2 }},
+    het.stage {{ "here:1", layers = 2 }} }} }} or nil,
+}}
+''')
+        alone = self.losses('stages.lua')
+        together = self.losses('--workers=2', 'stages.lua', '--plan')
+        self.assertEqual(len(together), 4)
+        for one, other in zip(alone, together):
+            self.assertAlmostEqual(one, other, delta=1e-4)
+
     def test_own_layers_take_and_return_several_values_and_a_model_a_table(self):
         self.assertEqual(self.hetrun('several.lua', '--quiet').stdout, 'true\t2\ttrue\n')
 

@@ -8,7 +8,6 @@
 -- that are not trained are bf16 then, and have no f32 master.
 local native = require "het.native"
 local define = require "het.language.define"
-local handle = require "het.sandbox.handle"
 local op = require "het.op"
 local results = require "het.op.results"
 local source = require "het.language.source"
@@ -64,39 +63,6 @@ function builder.new(settings)
     deviation = nil,      -- standard deviation of matrices; nil: 1 / sqrt(inputs)
   }, Builder)
 end
-
--- What a recipe's own layers may ask of their surroundings, as self.builder.
-handle.class({ kind = "builder", fields = { "mode", "precision" }, methods = {
-  path = { function(self) return self:path() end },
-  positions = { function(self, count)
-    if define.expect("builder:positions", count, "integer") < 1 then
-      errors.usage("builder:positions: %.14g positions are asked for; 1 is the least", count)
-    end
-    return self:positions(count)
-  end, "positions(tokens)" },
-  starts = { function(self, samples, tokens)
-    for name, size in pairs { samples = samples, tokens = tokens } do
-      if define.expect("builder:starts: " .. name, size, "integer") < 1 then
-        errors.usage("builder:starts: %.14g %s are asked for; 1 is the least", size, name)
-      end
-    end
-    return self:starts(samples, tokens)
-  end, "starts(samples, tokens)" },
-  step = { function(self) return self:step() end },
-  counter = { function(self) return self:counter() end },
-  dropout = { function(self, x, probability)
-    define.expect("builder:dropout", x, "value")
-    define.expect("builder:dropout: probability", probability, "number")
-    if probability < 0 or probability >= 1 then
-      errors.usage("builder:dropout: a probability of %.14g; at least 0 and below 1 is needed", probability)
-    end
-    return self:dropout(x, probability)
-  end, "dropout(x, probability)" },
-  uniform = { function(self, x) return self:uniform((define.expect("builder:uniform", x, "value"))) end, "uniform(x)" },
-  normal = { function(self, x) return self:normal((define.expect("builder:normal", x, "value"))) end, "normal(x)" },
-  begin_layer = { function(self, name) self:begin_layer(define.expect("builder:begin_layer", name, "string")) end,
-    "begin_layer(name)" },
-}, show = function(self) return ("builder of layer %s"):format(self:path()) end }, Builder)
 
 --- How many names the path has.
 function Builder:depth() return #self.scopes end
@@ -345,6 +311,78 @@ function Builder:leave()
   self.scopes[#self.scopes] = nil
   self.graph:pop_scope()
 end
+
+-- Evaluations and generation count no steps.
+local function in_training(name)
+  return function(self)
+    if self.mode ~= "train" then
+      errors.usage("self.builder:%s() is for training, and this forward is traced to %s; where self.builder.mode is "
+        .. "not \"train\" it has to do without", name, self.mode)
+    end
+    return self[name](self)
+  end
+end
+
+-- What a recipe's own layers may ask of their surroundings, as self.builder.
+local recipe_methods = {
+  step = in_training "step", counter = in_training "counter",
+  positions = function(self, count)
+    if define.expect("builder:positions", count, "integer") < 1 then
+      errors.usage("builder:positions: %.14g positions are asked for; 1 is the least", count)
+    end
+    return self:positions(count)
+  end,
+  starts = function(self, samples, tokens)
+    for name, size in pairs { samples = samples, tokens = tokens } do
+      if define.expect("builder:starts: " .. name, size, "integer") < 1 then
+        errors.usage("builder:starts: %.14g %s are asked for; 1 is the least", size, name)
+      end
+    end
+    return self:starts(samples, tokens)
+  end,
+  dropout = function(self, x, probability)
+    define.expect("builder:dropout", x, "value")
+    define.expect("builder:dropout: probability", probability, "number")
+    if probability < 0 or probability >= 1 then
+      errors.usage("builder:dropout: a probability of %.14g; at least 0 and below 1 is needed", probability)
+    end
+    return self:dropout(x, probability)
+  end,
+  uniform = function(self, x) return self:uniform((define.expect("builder:uniform", x, "value"))) end,
+  normal = function(self, x) return self:normal((define.expect("builder:normal", x, "value"))) end,
+  begin_layer = function(self, name) self:begin_layer(define.expect("builder:begin_layer", name, "string")) end,
+}
+
+define.object {
+  name = "builder",
+  sentence = "What the forward of an nn.layer has as self.builder: what it may ask of its surroundings.",
+  members = {
+    { "mode", "builder.mode", '"train", "evaluate" or "generate": what the layer is built for.' },
+    { "precision", "builder.precision", 'The dtype of values and matrices: "f32" or "bf16".' },
+    { "path", "builder:path()", 'The names of the layers that it is in: "blocks.3.attention".' },
+    { "begin_layer", "builder:begin_layer(name)", "What follows is another layer for plans, which stages are made of. "
+      .. "A model that begins none is one layer, \"model\"; no name comes twice.",
+      example = 'self.builder:begin_layer("blocks." .. i)' },
+    { "dropout", "builder:dropout(x, probability)", "While training, x with elements set to 0 and the rest scaled up; "
+      .. "otherwise x, as nn.dropout." },
+    { "uniform", "builder:uniform(x)", "Random numbers above 0 and below 1 in the shape of x, which has samples first: "
+      .. "f32, other ones in each step, always the same in evaluations.",
+      example = "local keep = op.less(self.builder:uniform(x), 0.9)" },
+    { "normal", "builder:normal(x)", "The same of normal numbers.",
+      example = "x + 0.1 * op.cast(self.builder:normal(x), { dtype = x.dtype })" },
+    { "positions", "builder:positions(tokens)", "Where in the sequence each token stands: i32[tokens]. While text is "
+      .. "generated with a cache, x is a part of it." },
+    { "starts", "builder:starts(samples, tokens)", "Where in its row the example of each token begins: i32[samples, "
+      .. "tokens]; nil unless rows are several examples (packing)." },
+    { "step", "builder:step()", 'The number of the step, from 1: i64[]. Only where builder.mode is "train".',
+      example = 'if self.builder.mode == "train" then\n'
+        .. '    scale = op.minimum(op.cast(self.builder:step(), { dtype = "f32" }) / 1000, 1)\n  end' },
+    { "counter", "builder:counter()", 'The counter of op.dropout and op.uniform: i64[2], { step, first sample }. Only '
+      .. 'where builder.mode is "train".' },
+  },
+  classes = { Builder }, methods = recipe_methods,
+  show = function(self) return ("builder of layer %s"):format(self:path()) end,
+}
 
 -- What stands in for a graph at the prompt: parameters are tensors, drawn once and kept in `store`.
 local Eager = {}

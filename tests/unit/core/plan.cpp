@@ -127,7 +127,8 @@ TEST_CASE("a plan that leaves layers out gets an error that lists the layers") {
         "pipeline 1: its stages hold 4 layers, the model has 3 (embedding, blocks.0, head)");
   plan.pipelines[0].stages[0].layers = 0;
   CHECK(problem({"model"}) ==
-        "pipeline 1, stage 1: layers = 0; a stage holds at least 1, and the model has 1 (model)");
+        "pipeline 1, stage 1: layers = 0; a stage holds at least 1, and the model has 1 (model); "
+        "self.builder:begin_layer(\"name\") in the forward of an nn.layer begins another");
 }
 
 TEST_CASE("a long pipeline is written in lines of at most 110 characters, none of them for nothing") {
