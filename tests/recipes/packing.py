@@ -222,7 +222,7 @@ class Packing(unittest.TestCase):
                       self.refusal('return het.data.masked { path = "examples.jsonl", packing = true }'))
         self.assertIn("unknown field 'packing'; use packing = true of the sources whose examples or documents shall share rows",
                       self.refusal('return het.data.mixture { { het.data.text "packing.lua", 1 }, packing = true }'))
-        self.assertIn("the model, nn.bert, lets tokens see those of other examples; causal attention does not",
+        self.assertIn("the data has packing = true: the model, nn.bert, lets tokens see those of other examples; causal attention does not",
                       self.refusal(train % 'het.nn.bert { vocab = corpus.vocab, context = 32, width = 8, layers = 1, heads = 1 }'))
         own = 'het.nn.sequential { het.nn.embedding(corpus.vocab, 8), %s, het.nn.linear(8, corpus.vocab) }'
         said = self.refusal(train % (own % 'het.nn.layer { name = "mixing", forward = function(self, x) return het.op.cumsum(x, '

@@ -504,6 +504,9 @@ layer.custom = define.constructor {
     local parameters, children, names = {}, {}, {}
     for _, name in ipairs(own_names(arguments.name, "parameters", arguments.parameters)) do
       local given = arguments.parameters[name]
+      for _, size in ipairs(type(given) == "table" and given or {}) do
+        if define.is_unknown(size) then return size end   -- of data with a mistake of its own
+      end
       check_parameter(arguments.name, name, given)
       parameters[#parameters + 1], names[#names + 1] = { name, { unpack(given) }, init = given.init,
         frozen = given.trained == false or nil }, name

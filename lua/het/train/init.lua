@@ -89,7 +89,8 @@ define.object {
       .. "seconds, figures }, or nil when interrupted." },
     { "use_plan", "run:use_plan(plan)", "Go on by another plan, from the next step on: the state moves between the "
       .. "ranks, and training goes on as if nothing had changed. All ranks call it at the same place, as in on_step.",
-      example = "run:use_plan(het.plan { microbatch = 2, het.pipeline { het.stage \"here:0\" } })" },
+      example = 'run:use_plan(het.plan { microbatch = 2, '
+        .. 'het.pipeline { microbatches = 4, het.stage { "here:0" } } })' },
     { "snapshot", "run:snapshot()", "A snapshot now: on disk where the run has a `snapshot.folder`, of a run with "
       .. "--elastic also in memory. Returns { step, place, memory } when it is whole; het.snapshot.open(place) reads "
       .. "it. All ranks call it at the same place, as in on_step.",
@@ -213,7 +214,7 @@ local function check(a, report)
       :format(text.value(share), a.batch * context, 1 / (a.batch * context)))
   end
   local together = corpus and is_model(a.model) and a.data:packs() and a.model:why_not_packed()
-  if together then report("model", "data.jsonl.packing = true: " .. together) end
+  if together then report("model", "the data has packing = true: " .. together) end
   if corpus and context and a.batch * context > most_tokens then
     report("batch", ("train.batch = %.14g samples of %.14g tokens are more than 2^40 tokens in a step"):format(a.batch,
       context))
@@ -277,6 +278,9 @@ local function check(a, report)
   end
 end
 
+-- In place of names that other libraries have.
+local clip, held_out = "`optimizer = optim.adamw { clip = 1 }`", "`holdout = 0.1` of the data"
+
 return define.constructor {
   name = "train", kind = "run",
   sentence = "A run: what to train, on what, how. `hetrun` starts what a recipe returns; run:start() does so at the "
@@ -286,7 +290,12 @@ return define.constructor {
     "`optimizer = optim.adamw { lr = ... }`", dataset = "`data`", dtype = "`precision`", output_dir = "`save`",
     checkpoint = "`save` or `from`", patience = "`evaluate = { patience = ... }`",
     save_best = "`keep_best`", load_best_model_at_end = "`keep_best` and run:restore in `after`",
-    early_stopping = "`evaluate = { patience = ... }`" },
+    early_stopping = "`evaluate = { patience = ... }`", gradient_clip = clip, max_grad_norm = clip, clip = clip,
+    gradient_accumulation = "`microbatch`", gradient_accumulation_steps = "`microbatch`", accumulate = "`microbatch`",
+    validation = held_out, validation_data = held_out, val_data = held_out, eval_data = held_out,
+    workers = "`hetrun --workers 2` for ranks; data is read beside the steps", num_workers =
+    "`hetrun --workers 2` for ranks; data is read beside the steps", device = "`hetrun --device=cuda`",
+    shuffle = "`seed` for another order; samples are shuffled in each epoch" },
   example = "return het.train { model = model, data = corpus, batch = 12, steps = 2000,\n"
     .. "                   optimizer = optim.adamw { lr = 1e-3 } }",
   fields = {
