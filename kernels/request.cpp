@@ -104,7 +104,9 @@ void require_packed_floats(const KernelRequest& request) {
 }
 
 void refuse_index(const char* op, int64_t position, int64_t value, int64_t limit) {
-  fail_usage("{}: index {} at position {} is outside the table's {} rows", op, value, position, limit);
+  fail_usage(
+      "{}: index {} at position {} is outside 0 to {}: there are {} rows of a table, or classes of labels",
+      op, value, position, limit - 1, limit);
 }
 
 void refuse_position(const char* op, int64_t tokens, int64_t position, int64_t cache) {

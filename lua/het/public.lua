@@ -23,8 +23,19 @@ local function callable(path, new)
     call = handle.export_function(function(_, ...) return module.__call(nil, ...) end) })
 end
 
+local get
+
 local parts = {
-  nn = function() return handle.module("het.nn", het.nn, { names = names_of(het.nn) }) end,
+  nn = function()
+    local function missing(name)
+      local has_operator = type(name) == "string" and debug.getmetatable(get "op").__has(name)
+      if has_operator then
+        errors.usage("het.nn has no '%s'; op.%s computes it, in a list of layers as function(x) return op.%s(x) end",
+          name, name, name)
+      end
+    end
+    return handle.module("het.nn", het.nn, { names = names_of(het.nn), missing = missing })
+  end,
   optim = function() return handle.module("het.optim", het.optim, { names = names_of(het.optim) }) end,
   data = function() return handle.module("het.data", het.data, { names = names_of(het.data) }) end,
   op = function()
@@ -56,7 +67,7 @@ local parts = {
 
 local made = {}
 
-local function get(name)
+function get(name)
   if made[name] == nil then
     if parts[name] then made[name] = parts[name]() elseif plain[name] then made[name] = het[name] end
   end

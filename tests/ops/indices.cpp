@@ -21,8 +21,8 @@ std::vector<Wrong> wrong_indices() {
   const OperandCase ids = OperandCase{Kind::i32, {4}}.of({1, 6, 9, 0}),
                     below = OperandCase{Kind::i32, {4}}.of({1, 6, 0, -3}), scale = A({1}).of({1}),
                     table = T({7, 3}), logits = T({4, 7}), hidden = T({4, 3});
-  const std::string above = ": index 9 at position 2 is outside the table's 7 rows",
-                    negative = ": index -3 at position 3 is outside the table's 7 rows";
+  const std::string above = ": index 9 at position 2 is outside 0 to 6: there are 7 rows",
+                    negative = ": index -3 at position 3 is outside 0 to 6: there are 7 rows";
   const OperandCase pairs = OperandCase{Kind::i32, {2, 2}}.of({1, 6, 9, 0});
   const OperandCase slot = OperandCase{Kind::i32, {1, 4, 1}}.of({1, 6, 9, 0}),
                     below_none = OperandCase{Kind::i32, {1, 4, 1}}.of({1, -1, 0, -3}), x = T({1, 4, 3}),

@@ -418,6 +418,19 @@ tell(het.grad(function(y) return het.op.sum(y ^ 3) end)(x))
         out, _ = self.hetrun('--trust', lines=lines)
         self.assertEqual(out, 'shards.txt\nruns/shakespeare/ runs/shapes/\nruns/shakespeare/ runs/shapes/\n\nruns/.hidden/\n')
 
+    def test_operators_are_named_where_a_layer_is_asked_for(self):
+        self.says('het.nn.sigmoid()', "het.nn has no 'sigmoid'; op.sigmoid computes it, in a list of layers as function(x) return "
+                  'op.sigmoid(x) end')
+        for rest in ('0.1', '{ p = 0.1 }'):
+            self.says(f'het.op.dropout(x, {rest})', 'op.dropout draws by a counter: nn.dropout(0.1) among `layers` and '
+                      'self.builder:dropout(x, 0.1) have the one of the run')
+        self.says('het.op.cross_entropy(x, het.tensor({ 1, 3 }, "i32"), het.ones(1))', 'cross_entropy: index 3 at position 1 is '
+                  'outside 0 to 2: there are 3 rows of a table, or classes of labels')
+
+    def test_the_example_of_a_plan_is_one(self):
+        example = re.search(r'het.plan {.*}', self.hetrun(lines='?run.use_plan\n')[0], re.S)[0]
+        self.assertEqual(self.hetrun(lines=f'plan = {example}\nprint(plan.microbatch)\n')[0], '2\n')
+
     def test_names_of_other_libraries_lead_to_ours(self):
         for name, meant in (('epochs', '`steps`'), ('batch_size', '`batch`'), ('lr', '`optimizer = optim.adamw { lr = ... }`')):
             self.says(f'het.train {{ {name} = 3 }}', f"unknown field '{name}'; use {meant}")

@@ -74,6 +74,15 @@ return function(op)
   add("greater_equal", "a:T, b:T → T", "1 where a ≥ b, else 0.", "op.greater_equal(x, 0)",
     function(a, b) return op.less_equal(b, a) end)
 
+  local dropout = op.dropout
+  op.dropout = define.document(define.lookup "op.dropout", function(x, counter, ...)
+    if type(counter) == "number" or type(counter) == "table" and debug.getmetatable(counter) == nil then
+      errors.usage("op.dropout draws by a counter: nn.dropout(0.1) among `layers` and self.builder:dropout(x, 0.1) "
+        .. "have the one of the run")
+    end
+    return dropout(x, counter, ...)
+  end)
+
   local pow = op.pow
   add("pow", "x:T, y?:T → T", "x to the power of y, broadcasting, or of the constant `exponent`; the gradient goes to "
     .. "both. x ^ y is the same.", "op.pow(x, y)", function(x, y)
