@@ -58,6 +58,8 @@ function text.value(value)
   local kind = type(value) == "userdata" and getmetatable(value)
   if kind == "tensor" or kind == "distributed tensor" then
     return ("a %s %s%s"):format(kind, value.dtype, text.shape(value.shape))
+  elseif kind == "value" then
+    return ("%s %s%s"):format(value.name ~= "" and value.name or "a value", value.dtype, text.shape(value.shape))
   end
   return tostring(value)
 end

@@ -63,7 +63,7 @@ end
 local function checked_loss(loss, scale)
   if not is_computed(loss) then
     errors.usage("the function `loss` returned %s; a number of the graph that is computed from the model's output "
-      .. "is needed", loss == nil and "nothing" or type(loss) == "userdata" and tostring(loss) or text.value(loss))
+      .. "is needed", loss == nil and "nothing" or text.value(loss))
   end
   local number = as_number(loss)
   if not number then
