@@ -405,6 +405,7 @@ function loop.start(self)
   self.peak_device = is_model(a.model) and not self.cluster and peak.device_of(self.device) or nil
   reporter.peak = self.peak_device and peak.known(self.peak_device, a.precision) or nil
   self.stopped, self.ends = false, false
+  self.failed, self.taken_away, self.fails_together = nil, nil, false   -- of an earlier start
   if self.member then
     if self.rank == 0 then native.speak_for_run() else native.be_silent() end
   end
