@@ -122,8 +122,8 @@ function policy.plan(run, change)
   return found, fallbacks
 end
 
--- The same, of a question between two steps. Ctrl-C meanwhile is answered with `stopped`, and ends the run as it does
--- in a step.
+-- What ask() does, between two steps: Ctrl-C meanwhile is answered with `stopped`, and ends the run as it does in a
+-- step.
 local function between_steps(stopped)
   return function(run, name, what, by_default)
     local ok, answer = pcall(ask, run, name, what, by_default)
