@@ -190,7 +190,7 @@ void run_trains(bool trains) {
 }
 
 void end_unread() {
-  if (!pending.load() && !ending.load()) ::raise(without_hangup ? SIGTERM : SIGHUP);
+  if (!pending.load() && !ending.load() && !asked_to_leave()) ::raise(without_hangup ? SIGTERM : SIGHUP);
 }
 
 void let_sigterm_leave(bool leaves) { may_leave = leaves; }

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -53,15 +54,19 @@ std::optional<Owner> owner_of(const Path& file) {
 std::optional<bool> try_lock(const Descriptor& file, int kind) {
   while (flock(file.number(), kind | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return false;
-    if (errno != EINTR) return std::nullopt;
+    if (errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP) return std::nullopt;
+    if (errno != EINTR) fail_environment("flock of a claimed folder: {}", std::strerror(errno));
   }
   return true;
 }
 
+void unlock(const Descriptor& file) { flock(file.number(), LOCK_UN); }
+
 void write_owner(const Descriptor& file, const Owner& owner) {
   const std::string text = to_text(owner);
   // What cannot be written, as on a full disk, names no run, and keeps none out.
-  if (ftruncate(file.number(), 0) == 0 && write(file.number(), text.data(), text.size()) < 0) return;
+  [[maybe_unused]] const bool written =
+      ftruncate(file.number(), 0) == 0 && write(file.number(), text.data(), text.size()) > 0;
 }
 
 [[noreturn]] void refuse(const Path& folder, const char* field, const std::optional<Owner>& owner) {
@@ -83,20 +88,22 @@ std::optional<FileNumber> number_of(const Path& file) {
   return number_of(Descriptor(file.opener().open(file.text, OpenMode::read, file.purpose)));
 }
 
-// Takes the lock. False: there are none here.
-bool lock(const Descriptor& file, const Path& folder, const char* field, const Owner& own) {
-  const Path path = folder.child(kName);
+// Takes the lock, which is held by `reader`. False: there are none here. Network file systems want a
+// descriptor that writes for a lock alone, and one that reads for a shared one.
+bool lock(const Descriptor& writer, const Descriptor& reader, const Path& folder, const char* field,
+          const Owner& own) {
   const auto until = std::chrono::steady_clock::now() + kLongest;
   std::optional<Owner> found;
   do {
-    const std::optional<bool> alone = try_lock(file, LOCK_EX);
+    const std::optional<bool> alone = try_lock(writer, LOCK_EX);
     if (!alone) return false;
-    if (*alone) write_owner(file, own);
-    // Between the two locks another may have come, so that what the file says counts.
-    const std::optional<bool> shared = try_lock(file, LOCK_SH);
+    if (*alone) write_owner(writer, own);
+    // Between the two locks another may come, so that what the file says counts.
+    if (*alone) unlock(writer);
+    const std::optional<bool> shared = try_lock(reader, LOCK_SH);
     if (!shared) return false;
     if (*shared) {
-      found = owner_of(path);
+      found = owner_of(folder.child(kName));
       if (!found || found->run == own.run) return true;
       refuse(folder, field, found);
     }
@@ -110,16 +117,24 @@ bool lock(const Descriptor& file, const Path& folder, const char* field, const O
 // The last one that lets go removes the file, which others may have open: they look whether it is still
 // there.
 struct FolderClaim::Lock {
-  Lock(Path path, Descriptor opened) : name(std::move(path)), file(std::move(opened)) {}
+  explicit Lock(Path path) : name(std::move(path)) {
+    writer = Descriptor(name.opener().open(name.text, OpenMode::append, name.purpose));
+    if (writer) reader = Descriptor(name.opener().open(name.text, OpenMode::read, name.purpose));
+  }
   ~Lock() {
-    if (holds && try_lock(file, LOCK_EX) == true && number_of(file) == number_of(name))
-      name.opener().remove(name.text);
+    if (!holds) return;
+    unlock(reader);
+    try {
+      if (try_lock(writer, LOCK_EX) == true && number_of(writer) == number_of(name))
+        name.opener().remove(name.text);
+    } catch (const Error&) {  // something else stands there
+    }
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
   const Path name;
-  const Descriptor file;
+  Descriptor writer, reader;
   bool holds = false;
 };
 
@@ -128,18 +143,17 @@ FolderClaim::FolderClaim(const Path& folder, const char* field, int64_t run) {
   // By process, which may be a fork of another, and file.
   static std::map<std::pair<pid_t, FileNumber>, std::weak_ptr<Lock>> locks;
   make_folder(folder);
-  const Path name = folder.child(kName);
   const Owner own{run, static_cast<long>(getpid()), host_name()};
   const std::scoped_lock guard(mutex);
   while (true) {
-    const auto made = std::make_shared<Lock>(
-        name, Descriptor(name.opener().open(name.text, OpenMode::append, name.purpose)));
-    const std::optional<FileNumber> number = number_of(made->file);
+    const auto made = std::make_shared<Lock>(folder.child(kName));
+    const std::optional<FileNumber> number = number_of(made->writer);
     if (!number) return;
+    if (number_of(made->reader) != number) continue;  // it was removed meanwhile
     std::weak_ptr<Lock>& held = locks[{getpid(), *number}];
     lock_ = held.lock();
-    if (lock_ != nullptr || !lock(made->file, folder, field, own)) return;
-    if (number_of(name) != number) continue;  // it was removed before the lock came
+    if (lock_ != nullptr || !lock(made->writer, made->reader, folder, field, own)) return;
+    if (number_of(made->name) != number) continue;  // before the lock came
     made->holds = true;
     held = lock_ = made;
     return;

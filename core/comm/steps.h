@@ -61,7 +61,7 @@ Block block_of(const CollectiveRequest& request, int rank, int size);
 // Of all_reduce and broadcast: everything goes at once to everybody who needs it.
 bool in_one_step(const CollectiveRequest& request, int size);
 
-// Bytes that `rank` sends in all steps. NCCL's rings send as many.
+// Bytes that `rank` sends in all steps.
 int64_t sent_bytes(const CollectiveRequest& request, int rank, int size);
 
 // The link from one rank of the group to another.

@@ -363,9 +363,15 @@ void drop_staged(const Path& path) {
 void append_file(const Path& path, std::string_view text) {
   const Descriptor file(path.opener().open(path.text, OpenMode::append, path.purpose));
   if (file.number() < 0) fail_usage("cannot open {} to write: {}", path.text, std::strerror(-file.number()));
+  struct stat before {};
+  const bool is_regular = fstat(file.number(), &before) == 0 && S_ISREG(before.st_mode);
   int64_t written = 0;
-  if (const int error = write_all(file.number(), text.data(), static_cast<int64_t>(text.size()), written))
-    fail_environment("cannot write to {}: {}", path.text, std::strerror(error));
+  const int error = write_all(file.number(), text.data(), static_cast<int64_t>(text.size()), written);
+  if (error == 0) return;
+  // Half of it would spoil what comes after.
+  const bool undone = !is_regular || ftruncate(file.number(), before.st_size) == 0;
+  fail_environment("cannot write to {}: {}{}", path.text, std::strerror(error),
+                   undone ? "" : "; its end is damaged");
 }
 
 int64_t modified_at(const Path& path) {

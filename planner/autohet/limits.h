@@ -69,7 +69,7 @@ inline constexpr int64_t kMoves = 700'000, kMovesSmall = 400'000;
 inline constexpr int64_t kJointSimulations = 200'000;   // without contention
 inline constexpr int64_t kScheduleSimulations = 5'000;  // the same, of each schedule beside 1F1B
 inline constexpr int kWarmups[] = {0, 1, 2, 4, 8};      // of small clusters, whose links may be slow
-inline constexpr int kMostWarmup = 2;                   // forwards ahead: more takes memory and gains nothing
+inline constexpr int kMostWarmup = 2;                   // forwards ahead, in moves of clusters of any size
 inline constexpr double kNear = 1.01;                   // times the best: what contention may change
 
 }  // namespace search

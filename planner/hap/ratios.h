@@ -11,7 +11,7 @@ namespace het::planner::hap {
 Shares best_shares(ShardingCosts& costs, const ShardingProgram& program,
                    const std::vector<double>& most = {});
 
-// Shares as the devices' f32 rates, as whole numbers.
+// Shares in proportion to the devices' rates in the plan's precision, as whole numbers.
 Shares proportional_shares(const DeviceGroup& group);
 // Shares near these: of each kind a part of what it has goes to each other kind, a half of it to a 64th.
 std::vector<Shares> moved_shares(const DeviceGroup& group, const Shares& shares);

@@ -316,7 +316,7 @@ class Stages {
     return &answer_.candidates.back();
   }
 
-  // Devices that share layers by the program that suits both.
+  // Devices that share layers, by the program that suits these devices and layers.
   std::optional<Stage> stage_of(const Devices& devices, const StageLayers& layers, const SizedGraph& sized,
                                 int microbatches, size_t choice, double& seconds) {
     Stage stage;

@@ -279,7 +279,7 @@ return het.train { model = het.nn.linear(8, 8), data = het.data.pairs { inputs =
         alone = self.losses('small.lua')
         self.assert_close(alone, self.losses('--workers', 2, 'small.lua'), 1e-5)
         _, err = self.hetrun('--workers', 2, 'small.lua')
-        self.assertIn('the fastest plan uses 1 of the 2 ranks; all of them share the batch instead. --workers 1 trains by', err)
+        self.assertIn('the fastest plan uses 1 of the 2 ranks; all of them share the batch instead. Start 1 rank to train by', err)
         self.assertIn('slowest rank', err)
 
     def test_a_last_save_that_cannot_be_written_ends_the_run_once(self):

@@ -114,6 +114,7 @@ function Generator:executor(count, length)
   local made = {
     run = native.executor(native.program(b.graph, { microbatches = 1 }), self.state),
     positions = b.values["input:positions"] ~= nil, position = b.values["input:position"] ~= nil,
+    counter = b.values["input:counter"] ~= nil,
   }
   self.executors[key] = made
   return made
@@ -124,6 +125,7 @@ local function run(self, ids, position, length)
   local made = self:executor(#ids, length)
   made.run:write("tokens", native.tensor(ids, "i32", { 1, #ids }), 1)
   if made.positions then made.run:write("positions", native.arange(#ids, "i32", position)) end
+  if made.counter then made.run:write("counter", native.tensor({ 0, 0 }, "i64"), 1) end   -- the same draws each time
   if made.position then made.run:write("position", native.tensor({ position }, "i32")) end
   if not made.run:run() then errors.raise("interrupted", "interrupted") end
   return made.run:read("logits")[1]

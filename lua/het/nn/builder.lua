@@ -191,10 +191,9 @@ function Builder:dropout(x, probability)
   return op.dropout(x, self:counter(), { p = probability, seed = self.seed, stream = stream })
 end
 
--- The counter of what is drawn: that of the micro-batch. Calls on tensors, and generation, have none that changes.
+-- The counter of what is drawn: that of the micro-batch. Calls on tensors have none that changes.
 local function counter_of_draw(self)
-  local is_fixed = self.mode == "generate" or type(self.graph) == "table"
-  return is_fixed and native.tensor({ 0, 0 }, "i64") or self:counter()
+  return type(self.graph) == "table" and native.tensor({ 0, 0 }, "i64") or self:counter()
 end
 
 --- Random numbers above 0 and below 1 in the shape of x, which has samples first: f32. Other ones in each step, the
@@ -366,7 +365,7 @@ define.object {
     { "dropout", "builder:dropout(x, probability)", "While training, x with elements set to 0 and the rest scaled up; "
       .. "otherwise x, as nn.dropout." },
     { "uniform", "builder:uniform(x)", "Random numbers above 0 and below 1 in the shape of x, which has samples first: "
-      .. "f32, other ones in each step, always the same in evaluations.",
+      .. "f32, other ones in each step; an evaluation gives a sample the same ones each time.",
       example = "local keep = op.less(self.builder:uniform(x), 0.9)" },
     { "normal", "builder:normal(x)", "The same of normal numbers.",
       example = "x + 0.1 * op.cast(self.builder:normal(x), { dtype = x.dtype })" },

@@ -40,13 +40,15 @@ policy.on_notice = define.document({
 }, require "het.policy.on_notice")
 
 -- What a function of the recipe answers, or the default; on the first rank. Of ranks that are too few, and only save
--- what they have, a recipe need not know.
-local function ask(run, name, what, by_default)
-  local own = not what.ends and not by_default and run.arguments[name]
+-- what they have, a recipe need not know. `asked` learns whether the recipe's function is at work, or has answered.
+local function ask(run, name, what, asked)
+  local own = not what.ends and not asked.by_default and run.arguments[name]
   local answer
   run.deciding = name
   local ok, problem = pcall(function()
+    asked.own = own and true or false
     if own then answer = handle.import_all(own(handle.of(run), handle.export(what))) end
+    asked.own = answer ~= nil
     if answer == nil then answer = policy[name](run, what) end
   end)
   run.deciding = nil
@@ -69,13 +71,14 @@ end
 local function decide(run, name, what, check, question)
   question = question or ask
   local is_asked_for = what.kind == "begin" or what.kind == "replan"
-  if is_asked_for or not run.arguments[name] then return check(question(run, name, what)) end
-  local ok, answer = pcall(function() return check(question(run, name, what)) end)
+  local asked = {}
+  if is_asked_for or not run.arguments[name] then return check(question(run, name, what, asked)) end
+  local ok, answer = pcall(function() return check(question(run, name, what, asked)) end)
   if ok then return answer end
   local why, kind = errors.describe(answer)
-  if kind ~= "usage" then error(answer, 0) end
+  if kind ~= "usage" or not asked.own then error(answer, 0) end
   native.write("stderr", ("%s; het.policy.%s decides instead\n"):format(why, name))
-  return check(question(run, name, what, true))
+  return check(question(run, name, what, { by_default = true }))
 end
 
 -- A plan and its fallbacks, as the other ranks get them.
@@ -125,8 +128,8 @@ end
 -- What ask() does, between two steps: Ctrl-C meanwhile is answered with `stopped`, and ends the run as it does in a
 -- step.
 local function between_steps(stopped)
-  return function(run, name, what, by_default)
-    local ok, answer = pcall(ask, run, name, what, by_default)
+  return function(run, name, what, asked)
+    local ok, answer = pcall(ask, run, name, what, asked)
     if ok then return answer end
     if select(2, errors.describe(answer)) ~= "interrupted" then error(answer, 0) end
     run.stopped = true

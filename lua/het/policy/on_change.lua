@@ -46,7 +46,9 @@ local function planned(run, change)
   local search = change.kind ~= "replan" and ahead.take(run) or begin(run)
   while not search.is_done() or fault.is_held "plan" do together.wait(run) end
   local answer = search.wait()
-  if not answer.feasible then
+  if not answer.feasible and change.ends then   -- they may have room for the state alone
+    return plan.replicas(ranks, a.batch, a.microbatch)
+  elseif not answer.feasible then
     errors.usage("no plan fits the %d ranks that are left:\n  %s", ranks, table.concat(answer.problems, "\n  "))
   end
   local found, fallbacks = planning.from_lua(planning.to_lua(answer))

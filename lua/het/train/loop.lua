@@ -219,7 +219,8 @@ local function take_steps(self, reporter)
   -- It came before the first step, or a rank was lost while the others learnt of it.
   if self:asked_to_stop(self.interrupted or self.stopped) then return true end
   if elastic.is_too_small(self) then
-    if self.cluster:any(self.notices:notice() ~= nil) then return true end
+    local notice = self.notices:notice()
+    if self.cluster:any(notice ~= nil and notice.source:match "^SIG" ~= nil) then return true end
     self.taken_away = ("the run ended after step %d: %s"):format(self.step, self.change_reason)
     return true
   end
@@ -429,7 +430,8 @@ function loop.start(self)
     local why_failed, kind = errors.describe(problem)
     local lost = tonumber(why_failed:match "rank (%d+)")
     local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left
-    local may_lose = kind == "peer" or done == 0 and not kept and self.step > begun(self)
+    local is_new = kind ~= "ended" and done == 0 and not kept and self.step > (begun(self) or self.step)
+    local may_lose = kind == "peer" or is_new
     if self.cluster and may_lose and speaks then saving.say_kept(self) end
     error(problem, 0)
   end

@@ -44,7 +44,7 @@ local function use_all(self)
   self.plan, self.fallbacks = plan.replicas(count, a.batch, a.microbatch), nil
   if self.cluster:rank() == 0 and not native.settings.quiet then
     native.write("stderr", ("the fastest plan uses %d of the %d ranks; all of them share the batch instead. "
-      .. "--workers %d trains by the plan above\n"):format(devices, count, devices))
+      .. "Start %s to train by the plan above\n"):format(devices, count, text.plural(devices, "rank")))
   end
 end
 

@@ -42,7 +42,7 @@ local function write_metrics(self, write, ...)
   if kind == "bug" then error(problem, 0) end
   if not self.metrics_failed then
     self:finish()
-    native.write("stderr", ("metrics are missing from here on: %s; training goes on\n"):format(why))
+    native.write("stderr", ("some metrics are missing: %s; training goes on\n"):format(why))
   end
   self.metrics_failed = true
 end

@@ -207,6 +207,7 @@ end
 local function folder_of_failed(run)
   if run.step == (run.saved_steps.save or run.first_step) then return "" end
   local folder = run.arguments.save
+  if run.rank > 0 then return folder end   -- which writes nothing
   local kept = files.held(folder)
   return kept and files.folder_beside(folder, run.step) or folder, kept
 end

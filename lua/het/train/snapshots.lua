@@ -74,6 +74,8 @@ end
 
 --- The run has stopped training, so that another one may train there.
 function snapshots.release(run)
+  local disk = (run.snapshotting or {}).disk
+  if disk then pcall(disk.wait, disk) end
   for _, task in ipairs(run.left_to_end or {}) do pcall(task.wait, task) end
   if run.snapshots then run.snapshots:release() end
   for _, claim in pairs(run.claims or {}) do claim:release() end
@@ -221,6 +223,19 @@ local function keep_vocabulary(run)
   if not ok and not there then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
 end
 
+-- Why what a task wrote to disk did not reach the store, which is said once; nil where it did.
+local function say_unsent(run, task)
+  local unsent
+  for _, written in ipairs(task:wait()) do
+    if written.problem ~= "" then unsent = written.problem end
+  end
+  if unsent and run.warned_of_store ~= unsent then
+    warn("the snapshot after step %d is on disk, and not in the store: %s", task:step(), unsent)
+  end
+  run.warned_of_store = unsent
+  return unsent
+end
+
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
@@ -228,15 +243,10 @@ local function is_on_disk(run)
   run.disk_pause = 1
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
   note(run, "disk", task)
-  local unsent
   for _, written in ipairs(task:wait()) do
     if written.tier == "disk" then table.insert(run.on_disk, written.path) end
-    if written.problem ~= "" then unsent = written.problem end
   end
-  if unsent and run.warned_of_store ~= unsent then
-    warn("the snapshot after step %d is on disk, and not in the store: %s", task:step(), unsent)
-  end
-  run.warned_of_store = unsent
+  local unsent = say_unsent(run, task)
   if (run.arguments.snapshot or {}).store then   -- which the same task has sent there
     if run.cluster then unsent = run.cluster:any(unsent ~= nil) end
     if not unsent then note(run, "store", task) end
@@ -358,6 +368,7 @@ function snapshots.now(run)
       .. '"runs/mine/snapshots" } } names one')
   end
   settle(run)
+  run.warned_of_store = nil   -- who asks for one is told again
   local is_new = run.step > run.session.first_step
   local in_memory = run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and is_new
     and snapshots.step_of(run, "memory") ~= run.step
@@ -484,7 +495,7 @@ end
 function snapshots.leave(run)
   if not run.snapshots then return snapshots.release(run) end
   local disk = run.snapshotting.disk
-  if disk then result_of(run, disk, "on disk") end
+  if disk and result_of(run, disk, "on disk") then say_unsent(run, disk) end
   snapshots.finish(run)
   snapshots.release(run)
   run.snapshots:leave()

@@ -54,7 +54,7 @@ TEST_CASE("a folder is free when its run has let it go, or its processes have en
   REQUIRE(another_may(scratch.folder(), 9));
 }
 
-TEST_CASE("what a claim cannot read or write keeps no run out", "[snapshot folder]") {
+TEST_CASE("a file that no run wrote keeps none out, and is replaced", "[snapshot folder]") {
   const Scratch scratch;
   std::ofstream(scratch.folder() + "/run.lock") << "not written by a run";
   const FolderClaim claim(scratch.folder(), "field", 7);
