@@ -101,6 +101,23 @@ return het.train { batch = 64, microbatch = opt.microbatch, steps = 6, precision
                 self.assertAlmostEqual(one, two, delta=1e-2)
 
 
+class NoiseInText(Case):
+    def test_a_model_that_draws_writes_text(self):
+        (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog.\n' * 60)
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local op = het.op
+local corpus = het.data.text { path = "text.txt", tokenizer = "char" }
+return het.train { data = corpus, batch = 4, steps = 3, optimizer = het.optim.sgd { lr = 0.1 }, evaluate = { every = 0 },
+  model = het.nn.layer { parameters = { table = { corpus.vocab, 8 } }, forward = function(self, ids)
+    local x = op.embedding(ids, self.table)
+    return op.linear(x + 0.01 * self.builder:normal(x), self.table)
+  end }, context = 16, sample = { prompt = "the ", tokens = 8 } }''')
+        done = subprocess.run([HETRUN, 'evaluations.lua', '--quiet'], cwd=self.folder, capture_output=True, text=True, timeout=120,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith('the '), done.stdout)
+
+
 class Shares(Case):
     def test_a_share_of_rows_is_as_many_rows_as_it_says(self):
         (self.folder / 'evaluations.lua').write_text('''local het = require "het"
