@@ -319,10 +319,10 @@ return het.train { model = het.nn.linear(8, 8), data = het.data.pairs { inputs =
                     self.assertTrue((self.folder / 'kept' / 'training.snapshot').exists())
         err = self.hetrun('--workers', 2, 'fails.lua', '--how=loss', '--snapshots=snaps', code=2)[1]
         self.assertRegex(err, r'failed after step \d+; its snapshot is in snaps')
-        for words in (('--how=rate', '--save=kept2'), ('--how=rate',)):
-            err = self.hetrun('--workers', 2, 'fails.lua', *words, code=2)[1]
+        for words, said in (('--save=kept2',), 'failed and saved after step 5 in kept2'), ((), 'nothing was saved of 5 steps'):
+            err = self.hetrun('--workers', 2, 'fails.lua', '--how=rate', *words, code=2)[1]
             self.assertRegex(err, r'no rate')
-            self.assertEqual(err.count('nothing was saved of 5 steps'), 1, err)
+            self.assertEqual(err.count(said), 1, err)
 
     def test_the_first_rank_writes_text_with_the_whole_model(self):
         alone, _ = self.hetrun('lopsided.lua')

@@ -291,15 +291,28 @@ local function stop_non_finite(self, loss, norm)
     .. "1.0) usually helps")
 end
 
+-- The rate of a step, and other numbers of the optimizer. Functions of the recipe that fail at a step do so on all
+-- ranks.
+local function numbers_of(self, step)
+  local a = self.run.arguments
+  local ok, rate, numbers = pcall(function()
+    return a.optimizer:rate(step, a.steps), a.optimizer:numbers(step, a.steps)
+  end)
+  if ok then return rate, numbers end
+  self.run.fails_together = true
+  self.sampler:seek(self.run.cursor)
+  error(rate, 0)
+end
+
 --- The run's next step; returns { step, loss, lr, gradient_norm, seconds, figures }, or nil when interrupted.
 function Session:train_step()
   local run, executor = self.run, self.trainer
   local a, step = run.arguments, run.step + 1
   local started, first_sample = native.clock(), self.sampler:cursor()
   write_batch(self, executor, self.sampler:next())
-  local lr = a.optimizer:rate(step, a.steps)
+  local lr, numbers = numbers_of(self, step)
   executor:write("lr", lr)
-  for name, number in pairs(a.optimizer:numbers(step, a.steps)) do executor:write("optimizer." .. name, number) end
+  for name, number in pairs(numbers) do executor:write("optimizer." .. name, number) end
   executor:write("step", step)
   if a.ema then executor:write("average_weight", average.weight_of_step(run, step)) end
   if self.has_counter then write_counter(self, executor, step, 0) end
