@@ -90,6 +90,13 @@ class Cluster {
   const EtcdOptions& options() const { return options_; }
   std::string describe() const { return fmt::format("etcd at {}", fmt::join(options_.endpoints, ", ")); }
 
+  // What the majority has come to.
+  int64_t revision() {
+    const Json reply =
+        ask("kv/range", Json::object_t{{"key", to_base64("hetrun")}, {"count_only", true}}, true);
+    return integer(find(reply, {"header", "revision"}));
+  }
+
   // Ask until one endpoint answers. `repeatable`: asking twice does what asking once does; otherwise only
   // what surely was not received is asked again.
   Json ask(const std::string& path, const Json& content, bool repeatable) {
@@ -312,9 +319,9 @@ class EtcdWatch final : public StoreWatch {
     const Json* revision = find(first, {"result", "header", "revision"});
     if (!flag(find(first, {"result", "created"})) || !revision)
       fail(ErrorKind::peer, "{} did not begin a watch: {}", cluster_->describe(), dump(first));
-    const int64_t there = integer(revision);
-    if (next_ <= 0) next_ = there + 1;
-    // etcd would wait for that revision, as one does whose data was lost.
+    if (next_ <= 0) next_ = integer(revision) + 1;
+    // A member may be behind the others. Where all are, data was lost, and the watch would wait for ever.
+    const int64_t there = next_ > integer(revision) + 1 ? cluster_->revision() : integer(revision);
     if (next_ > there + 1)
       fail(ErrorKind::peer, "{} is at revision {}, and has forgotten those to {}", cluster_->describe(),
            there, next_ - 1);

@@ -194,7 +194,10 @@ function Run:prepare()
   self.preparing = true
   local ok, problem = pcall(build, self)
   self.preparing, self.prepared = false, ok
-  if not ok then error(problem, 0) end
+  if not ok then
+    snapshots.release(self)
+    error(problem, 0)
+  end
 end
 
 --- Go on by another plan, from the next step on. The state moves between the ranks; no step is lost, no sample is seen
