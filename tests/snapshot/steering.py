@@ -166,6 +166,8 @@ class Steering(unittest.TestCase):
         shutil.rmtree(self.folder / 'snaps')
         said, _ = self.train('--shot=0', '--back=8', '--from=saved', code=2)
         self.assertIn('saved holds a model alone, without the state of its training; only = "*" takes its weights', said)
+        self.assertIn('failed after step 8; its snapshot is in snaps', said)
+        shutil.rmtree(self.folder / 'snaps')
         said, _ = self.train('--shot=0', '--back=8', '--from=saved', '--only=*')
         self.assertRegex(said, r'restored\t8\t\d+\t8\n')
 
@@ -180,6 +182,7 @@ class Steering(unittest.TestCase):
                 (['--from=s3://bucket/run'], 'asks to read snapshots in s3://bucket/run; a recipe may read files here alone: --trust lets it')):
             for ranks in ((), ('--workers', 2)):
                 with self.subTest(words=words, ranks=ranks):
+                    shutil.rmtree(self.folder / 'snaps', ignore_errors=True)   # where the run before was kept that failed
                     said, _ = self.train('--shot=0', '--back=2', '--from=kept', *words, ranks=ranks, code=2)
                     self.assertIn(sentence, said)
                     self.assertEqual(said.count('hetrun: '), 1, said)
@@ -187,6 +190,7 @@ class Steering(unittest.TestCase):
         content = bytearray(file.read_bytes())
         content[5000] ^= 1
         file.write_bytes(content)
+        shutil.rmtree(self.folder / 'snaps')
         said, losses = self.train('--shot=0', '--back=2', '--from=kept', ranks=('--workers', 2), code=2)
         self.assertIn('does not match its checksum', said)
 
