@@ -60,8 +60,7 @@ std::optional<Addition> addition_of(const Graph& graph, const std::set<int>& sam
 class Synthesis {
  public:
   explicit Synthesis(const Request& request)
-      : request_(request),
-        costs_(*request.table, *request.group, request.microbatches, false, request.layers) {
+      : request_(request), costs_(*request.table, *request.group, request.microbatches) {
     costs_.set_outer(request.outer);
     if (request.is_wide) costs_.set_wide();
   }
@@ -72,14 +71,14 @@ class Synthesis {
   // nullopt: no program, or none that can be run.
   std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
     ++searches_;
-    return known(search(costs_, shares, limited(options)), shares);
+    return made_of(search(costs_, shares, limited(options)), shares);
   }
   // The same by branch and bound; where it finds nothing, too, `bound` is proven.
   std::optional<Synthesised> prove(const Shares& shares, Ticks& bound) {
     ++searches_;
     const SearchResult found = search_assignment(costs_, shares, limited({}));
     bound = found.bound;
-    return known(found, shares);
+    return made_of(found, shares);
   }
 
   Synthesised of(ShardingProgram program) { return synthesised(costs_, std::move(program)); }
@@ -89,8 +88,10 @@ class Synthesis {
     ++searches_;
     costs_.set_overlap(weight);
     const SearchResult found = search(costs_, shares, limited({}));
+    std::optional<ShardingProgram> program;
+    if (found.found) program = propagate(*request_.table, shares, hints_of(costs_, shares, found));
     costs_.set_overlap(std::nullopt);
-    return found.found ? std::optional(made_of(found, shares)) : std::nullopt;
+    return program ? std::optional(of(*std::move(program))) : std::nullopt;
   }
 
   // The program for these shares, the shares for this program, and so on.
@@ -137,13 +138,9 @@ class Synthesis {
     return options;
   }
 
-  std::optional<Synthesised> known(const SearchResult& found, const Shares& shares) {
+  std::optional<Synthesised> made_of(const SearchResult& found, const Shares& shares) {
     if (!found.found) return std::nullopt;
     bound_ = found.bound;
-    return made_of(found, shares);
-  }
-
-  Synthesised made_of(const SearchResult& found, const Shares& shares) {
     return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
   }
 
@@ -161,7 +158,7 @@ Synthesised synthesised(ShardingCosts& costs, ShardingProgram program) {
   made.program = std::move(program);
   made.compute = parts.compute;
   made.communication = parts.communication;
-  made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication + parts.receiving;
+  made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
   return made;
 }
 
