@@ -184,6 +184,26 @@ class Synthesis(Case):
         self.adapted('reference = base, loss = preference,')
         self.assertIn('programs', self.json_of('plan', 'adapted.lua', '--layers=1', '--cluster=fast.lua'))
 
+    def test_auto_plans_experts_for_devices_that_differ_much(self):
+        (self.folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog.\n' * 60)
+        (self.folder / 'differ.lua').write_text('''local het = require "het"
+local function kind(name, rate)
+  return het.device_type { name = name, f32 = rate, memory = "2 GiB", memory_bandwidth = "1 TB/s", efficiency = 1, launch = "0 us",
+    bandwidth = "50 MB/s", latency = "800 us" }
+end
+return het.cluster { bandwidth = "50 MB/s", latency = "800 us", all_reduce = "mesh", kind("fast", "1 GFLOP/s"),
+  kind("old", "0.125 GFLOP/s"), het.node { name = "fast", type = "fast", devices = 1 },
+  het.node { name = "old", type = "old", devices = 3 } }''')
+        (self.folder / 'experts.lua').write_text('''local het = require "het"
+local nn, data = het.nn, het.data
+return het.train { batch = 32, steps = 8, optimizer = het.optim.adamw { lr = 1e-3, clip = 1 },
+  data = data.masked { path = "text.txt", tokenizer = "char" },
+  model = nn.bert { vocab = 2048, context = 32, width = 64, heads = 4, layers = 4, block = function(width, heads, index)
+    local mlp = index % 2 == 0 and nn.experts { width = width, experts = 16, top = 2 } or nil
+    return nn.bert_block { width = width, heads = heads, mlp = mlp }
+  end } }''')
+        self.assertTrue(self.json_of('plan', 'experts.lua', '--cluster=differ.lua')['feasible'])
+
     def test_auto_takes_a_sharding_program_where_it_gains(self):
         (self.folder / 'slow.lua').write_text(FAST_LINKS.replace('40 GB/s', '5 MB/s').replace('1 us', '100 us'))
         recipe = '''local het = require "het"
