@@ -149,7 +149,7 @@ class DeviceGroup {
   double latency_ = 0;                // the longest
   std::vector<Link> links_;           // [from * size + to]
   Link slowest_;                      // of the ring through all devices, host by host
-  bool half_ = false;  // the plan's precision is bf16 or f16
+  bool half_ = false;                 // the plan's precision is bf16 or f16
   bool mesh_ = false;
   bool unlike_types_ = false;
   std::optional<Gather> gather_;  // of all gathers; nullopt: what is faster

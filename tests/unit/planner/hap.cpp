@@ -461,7 +461,8 @@ TEST_CASE("shares follow the devices where computing decides, and are even where
 TEST_CASE("proportional shares follow the rates in the precision of the plan", "[hap]") {
   Cluster cluster = small_cluster(4, 1e15);
   for (DeviceType& type : cluster.types) type.bf16_flops = 4e9 - type.f32_flops;
-  const DeviceGroup f32(cluster, Precision::f32), bf16(cluster, Precision::bf16), f16(cluster, Precision::f16);
+  const DeviceGroup f32(cluster, Precision::f32), bf16(cluster, Precision::bf16),
+      f16(cluster, Precision::f16);
   const double fast = f32.rate(0), slow = f32.rate(3);
   CHECK(fast == Approx(3 * slow));
   CHECK(f16.rate(0) == fast);  // no type has f16
