@@ -465,7 +465,7 @@ int simulate_programs_of(lua_State* L) {
         planner::link_spread(cluster, time.seconds, [&](const planner::Cluster& other) {
           return planner::simulate_plan(graph, plan, {other, precision_of(graph)}).seconds;
         });
-    result["link_spread"] = spread_json(spread);
+    result["link_spread"] = json_of(spread);
     result["text"] = *as_string(result["text"]) + planner::to_text(spread);
   }
   if (events) result["events"] = json_of(time.events, ranks, graph);

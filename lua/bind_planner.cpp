@@ -346,7 +346,7 @@ int simulate_graph(lua_State* L) {  // graph, {plan, events, ... as request_at}
       planner::link_spread(request.cluster, seconds, [&](const Cluster& other) {
         return planner::simulate(plan, other, request.model, request.profile, details).seconds;
       });
-  answer["link_spread"] = spread_json(spread);
+  answer["link_spread"] = json_of(spread);
   answer["text"] = *as_string(answer["text"]) + planner::to_text(spread);
   if (!planned.best.simulation.fits) add_lack(answer, planned.best.simulation.over_bytes);
   push_json(L, answer);

@@ -48,20 +48,6 @@ void add_lack(Json& answer, double bytes) {
   answer["over_bytes"] = bytes;
 }
 
-Json spread_json(const planner::LinkSpread& spread) {
-  const auto list = [](const std::vector<planner::LinkCase>& cases) {
-    Json::array_t entries;
-    for (const planner::LinkCase& each : cases)
-      entries.push_back(Json::object_t{
-          {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
-    return entries;
-  };
-  return Json::object_t{{"least", spread.least},
-                        {"most", spread.most},
-                        {"cases", list(spread.cases)},
-                        {"nearby", list(spread.nearby)}};
-}
-
 Json cluster_json(const planner::Cluster& cluster) {
   const auto link = [](const Link& of) {
     return Json::object_t{{"bandwidth", of.bytes_per_second}, {"latency", of.latency_seconds}};

@@ -50,7 +50,6 @@ planner::Cluster cluster_at(lua_State* L, int index);
 
 // As pages and --json have them. A cluster: its nodes, and the link of all zones without one of their own.
 Json plan_json(const Plan& plan);
-Json spread_json(const planner::LinkSpread& spread);
 // Of a plan whose fullest device lacks so many bytes.
 void add_lack(Json& answer, double bytes);
 Json parts_json(const planner::StepParts& parts);  // seconds by the names of the parts

@@ -31,20 +31,6 @@ Json json_of(const Spread& spread, double asked) {
                         {"worst", spread.worst}};
 }
 
-Json json_of(const LinkSpread& spread) {
-  const auto list = [](const std::vector<LinkCase>& cases) {
-    Json::array_t entries;
-    for (const LinkCase& each : cases)
-      entries.push_back(Json::object_t{
-          {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
-    return entries;
-  };
-  return Json::object_t{{"least", spread.least},
-                        {"most", spread.most},
-                        {"cases", list(spread.cases)},
-                        {"nearby", list(spread.nearby)}};
-}
-
 Json json_of(const GpuMemory& memory) {
   return Json::object_t{{"state", memory.state},
                         {"flat_gradients", memory.flat_gradients},

@@ -41,6 +41,20 @@ LinkSpread link_spread(const Cluster& cluster, double seconds,
   return spread;
 }
 
+Json json_of(const LinkSpread& spread) {
+  const auto list = [](const std::vector<LinkCase>& cases) {
+    Json::array_t entries;
+    for (const LinkCase& each : cases)
+      entries.push_back(Json::object_t{
+          {"bandwidth", each.bandwidth}, {"latency", each.latency}, {"step_seconds", each.seconds}});
+    return entries;
+  };
+  return Json::object_t{{"least", spread.least},
+                        {"most", spread.most},
+                        {"cases", list(spread.cases)},
+                        {"nearby", list(spread.nearby)}};
+}
+
 std::string to_text(const LinkSpread& spread) {
   const auto change = [&](const LinkCase& each) { return each.seconds / spread.seconds - 1; };
   const auto of = [&](size_t i) { return fmt::format("{:+.1f} %", 100 * change(spread.cases[i])); };

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/io/json.h"
 #include "planner/cluster/cluster.h"
 
 namespace het::planner {
@@ -37,6 +38,8 @@ Cluster with_links(const Cluster& cluster, double bandwidth, double latency);
 LinkSpread link_spread(const Cluster& cluster, double seconds,
                        const std::function<double(const Cluster&)>& seconds_of);
 
+// {least, most, cases, nearby}: of seconds of a step; a case has {bandwidth, latency, step_seconds}.
+Json json_of(const LinkSpread& spread);
 // "links: 1.20 s to 1.31 s a step (-2 % to +7 %) ...", a line.
 std::string to_text(const LinkSpread& spread);
 

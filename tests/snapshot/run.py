@@ -314,9 +314,9 @@ class Runs(Case):
         self.assertLess(self.kept()[0], 7)
 
     def test_a_run_does_not_begin_beside_a_store_that_does_not_answer(self):
-        with socket.socket() as nobody:   # bound, and without listen()
-            nobody.bind(('127.0.0.1', 0))
-            of_aws = mock.patch.dict(os.environ, AWS_ENDPOINT_URL=f'http://127.0.0.1:{nobody.getsockname()[1]}',
+        with socket.socket() as closed:   # bound, without listen()
+            closed.bind(('127.0.0.1', 0))
+            of_aws = mock.patch.dict(os.environ, AWS_ENDPOINT_URL=f'http://127.0.0.1:{closed.getsockname()[1]}',
                                      AWS_ACCESS_KEY_ID='key', AWS_SECRET_ACCESS_KEY='secret', AWS_REGION='here')
             of_aws.start()
             self.addCleanup(of_aws.stop)

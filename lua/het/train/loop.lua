@@ -442,7 +442,7 @@ function loop.start(self)
   if self.member then elastic.leave(self) elseif self.cluster then self.cluster:leave() end
   native.run_trains(false)
   if self.failed then error(self.failed, 0) end
-  if self.taken_away then errors.raise("peer", "%s", self.taken_away) end   -- nobody asked it to end: it may go on
+  if self.taken_away then errors.raise("peer", "%s", self.taken_away) end   -- a scheduler may run it again
   return results
 end
 

@@ -135,10 +135,10 @@ function Progress:generation(entry)
   local repeated = entry.steps_repeated > 0 and (", %s %s repeated"):format(
     text.plural(entry.steps_repeated, "step"), entry.steps_repeated == 1 and "is" or "are") or ""
   local joined = entry.joined > 0 and (" (%d joined)"):format(entry.joined) or ""
-  local go_on = entry.members == 1 and (entry.ends and "ends the run" or "goes on")
-    or (entry.ends and "end the run" or "go on")
+  local one, several = "goes on", "go on"
+  if entry.ends then one, several = "ends the run", "end the run" end
   self:say(("generation %d: %s%s; %s %s after step %d, %s of state moved%s%s, %.2f s"):format(entry.generation,
-    entry.reason, joined, text.plural(entry.members, "rank"), go_on, entry.step,
+    entry.reason, joined, text.plural(entry.members, "rank"), entry.members == 1 and one or several, entry.step,
     text.bytes(entry.moved_bytes), table.concat(from), repeated, entry.seconds))
 end
 

@@ -368,7 +368,7 @@ function snapshots.now(run)
       .. '"runs/mine/snapshots" } } names one')
   end
   settle(run)
-  run.warned_of_store = nil   -- who asks for one is told again
+  run.warned_of_store = nil   -- run:snapshot() warns each time
   local is_new = run.step > run.session.first_step
   local in_memory = run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and is_new
     and snapshots.step_of(run, "memory") ~= run.step

@@ -305,7 +305,7 @@ TEST_CASE("members that are too few wait for others, and then go on among themse
   Process a = script.begin(0), b = script.begin(1), c = script.begin(2);
   script.open({&a, &b, &c});
 
-  SECTION("where nobody comes") {
+  SECTION("without a new member") {
     c.member->leave();
     c.generation->close("it leaves");
     const auto began = std::chrono::steady_clock::now();
@@ -321,7 +321,7 @@ TEST_CASE("members that are too few wait for others, and then go on among themse
     check_generation({&a}, 3);
   }
 
-  SECTION("where somebody comes") {
+  SECTION("with a new member") {
     c.member->leave();
     c.generation->close("it leaves");
     Process d = script.begin(-1);
