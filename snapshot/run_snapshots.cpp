@@ -333,14 +333,15 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
             written.push_back({Tier::disk, path.text});
           }
           if (collects) collect(open_store(folder), needed);
-          if (store != nullptr) try {
-              if (!written.empty()) self->send(*store, folder.with(written.front().path), bytes);
-              if (collects) collect(store, needed);
-              written.push_back({Tier::store, {}});
-            } catch (const Error& error) {  // what is on the disk counts without it
-              if (error.kind() == ErrorKind::bug) throw;
-              written.push_back({Tier::store, {}, error.sentence()});
-            }
+          if (store == nullptr) return written;
+          try {
+            if (!written.empty()) self->send(*store, folder.with(written.front().path), bytes);
+            if (collects) collect(store, needed);
+            written.push_back({Tier::store, {}});
+          } catch (const Error& error) {  // what is on the disk counts without it
+            if (error.kind() == ErrorKind::bug) throw;
+            written.push_back({Tier::store, {}, error.sentence()});
+          }
           return written;
         });
   return taken;
