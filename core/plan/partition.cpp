@@ -271,13 +271,21 @@ class Partition {
   }
 
   // What has to be converted for a later node of the same phase is so at once, in the layer that made it; a
-  // part of what is replicated is cut where it is needed, but of a gradient that another layer adds to.
+  // part of what is replicated is cut where it is needed. A gradient that another layer adds to is converted
+  // here in any case: a loss makes some in the forward pass already.
   void start_early(ValueId id, const Node& producer) {
     const auto found = id == kAbsent ? conversions_.end() : conversions_.find(id);
     if (found == conversions_.end()) return;
-    if (lies(id) == kReplicated && added_elsewhere_.count(id) == 0) return;
-    for (const size_t c : found->second)
-      if (program_.conversions[c].phase == producer.phase) local(id, program_.conversions[c].to);
+    const bool added_elsewhere = added_elsewhere_.count(id) != 0;
+    if (lies(id) == kReplicated && !added_elsewhere) return;
+    for (const size_t c : found->second) {
+      const Conversion& conversion = program_.conversions[c];
+      if (conversion.phase != producer.phase && !(added_elsewhere && conversion.phase == Phase::backward))
+        continue;
+      builder_.set_phase(conversion.phase);
+      local(id, conversion.to);
+    }
+    builder_.set_phase(producer.phase);
   }
 
   // --- nodes

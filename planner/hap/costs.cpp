@@ -72,7 +72,7 @@ Ticks ticks_of(double seconds) { return static_cast<Ticks>(std::llround(seconds 
 double seconds_of(Ticks ticks) { return static_cast<double>(ticks) * 1e-12; }
 
 ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches,
-                             bool prices_memory)
+                             bool prices_memory, const std::optional<StageLayers>& layers)
     : table_(table),
       graph_(table.graph()),
       group_(group),
@@ -102,6 +102,7 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     }
   }
   if (prices_memory) find_held();
+  if (layers) find_counted(*layers);
   is_copied_.assign(graph_.values.size(), false);
   if (group_.has_unlike_types()) find_copied();
   Keys keys;
@@ -113,6 +114,7 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
             of_state_[i],
             joined_[i],
             is_copied_[i],
+            counts_value(static_cast<ValueId>(i)),
             value.producer < 0
                 ? -1
                 : static_cast<int64_t>(graph_.nodes[static_cast<size_t>(value.producer)].phase)};
@@ -140,6 +142,8 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
             keys.text(std::string(node.op->name)),
             decomposes ? keys.text(to_string(node.attributes)) : -1,
             static_cast<int64_t>(node.phase),
+            counts(static_cast<NodeId>(n)),
+            received_bytes_.empty() ? 0 : std::bit_cast<int64_t>(received_bytes_[n]),
             std::bit_cast<int64_t>(cost.flops),
             std::bit_cast<int64_t>(cost.bytes),
             copied_.empty() || copied_[n] == kAbsent ? -1 : class_of_value(copied_[n])};
@@ -153,6 +157,33 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
     }
     node_classes_.push_back(keys.number(key));
   }
+}
+
+// Nodes of the layers, and what reads of them outside of layers, as updates do; values that they make or
+// read.
+void ShardingCosts::find_counted(const StageLayers& layers) {
+  std::vector<bool> made(graph_.values.size(), false);
+  counted_nodes_.assign(graph_.nodes.size(), false);
+  counted_values_.assign(graph_.values.size(), false);
+  received_bytes_.assign(graph_.nodes.size(), 0);
+  receives_ = layers.receives;
+  const auto is_made = [&](ValueId id) { return id != kAbsent && made[static_cast<size_t>(id)]; };
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    const bool is_of_layer = node.layer >= 0 && node.phase != Phase::update;
+    counted_nodes_[n] =
+        is_of_layer ? layers.has(node.layer) : std::any_of(node.inputs.begin(), node.inputs.end(), is_made);
+    if (!counted_nodes_[n]) continue;
+    for (const auto* ids : {&node.inputs, &node.outputs})
+      for (const ValueId id : *ids)
+        if (id != kAbsent) counted_values_[static_cast<size_t>(id)] = true;
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent) made[static_cast<size_t>(id)] = true;
+  }
+  for (size_t n = 0; n < graph_.nodes.size(); ++n)
+    for (const ValueId id : graph_.nodes[n].outputs)
+      if (!counted_nodes_[n] && id != kAbsent && counts_value(id))
+        received_bytes_[n] += static_cast<double>(graph_.type(id).bytes());
 }
 
 // Of the updates of parameters: the first value behind them that the backward pass makes in the parameter's
@@ -185,6 +216,7 @@ void ShardingCosts::find_copied() {
     for (const ValueId id : node.outputs)
       if (id != kAbsent) behind[static_cast<size_t>(id)] = found;
     if (parameter == kAbsent || found == kAbsent || is_copied_[static_cast<size_t>(found)]) continue;
+    if (!counts(static_cast<NodeId>(n))) continue;
     copied_[n] = found;
     is_copied_[static_cast<size_t>(found)] = true;
   }
@@ -379,6 +411,7 @@ Ticks ShardingCosts::node_ticks(NodeId n, int number, const MaybeShares& shares)
   const Node& node = graph_.nodes[static_cast<size_t>(n)];
   const NodeSharding way = this->way(n, number);
   if (way.axis >= 0 && !can_cut(way.axis, shares)) return kNever;
+  if (!counts(n)) return ticks_of(receiving_seconds(n, way));
   if (node.op->collective) return ticks_of(outer_seconds(node, way.axis >= 0));
   const Work work = this->work(n, number);
   const bool decomposed =
@@ -408,6 +441,13 @@ std::vector<double> counts_of(const Graph& graph, const Node& node) {
 }
 
 }  // namespace
+
+// Each device receives its parts of results of other stages, or all of them.
+double ShardingCosts::receiving_seconds(NodeId n, const NodeSharding& way) const {
+  const double bytes = received_bytes_[static_cast<size_t>(n)];
+  if (bytes == 0) return 0;
+  return receives_.seconds(way.axis < 0 ? bytes * group_.size() : bytes);
+}
 
 // Of a collective along the axis before.
 double ShardingCosts::outer_seconds(const Node& node, bool is_cut) const {
@@ -494,6 +534,7 @@ Ticks ShardingCosts::conversion(ValueId id, PlacementId from, PlacementId to, Ph
                                 const MaybeShares& shares) {
   if (from == to || from == kReplicated) return 0;
   if (to == kPartial) return kNever;
+  if (!counts_value(id)) return 0;
   forget(shares);
   const auto [entry, fresh] = conversion_table_.emplace(std::tuple{class_of_value(id), from, to}, 0);
   if (fresh) {
@@ -546,7 +587,7 @@ Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId 
 
 Ticks ShardingCosts::program(const ShardingProgram& program) {
   const Parts both = parts(program);
-  return both.compute + both.communication;
+  return both.compute + both.communication + both.receiving;
 }
 
 ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
@@ -562,14 +603,16 @@ ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {
       result.communication += copies;
       cost -= copies;
     }
-    (graph_.nodes[n].op->collective ? result.communication : result.compute) += cost;
+    (!counts(node)                    ? result.receiving
+     : graph_.nodes[n].op->collective ? result.communication
+                                      : result.compute) += cost;
   }
   // The search does not know placements beyond these.
   const auto is_known = [](PlacementId lies) { return lies < kMostPlacements; };
   if (!std::all_of(program.values.begin(), program.values.end(), is_known) ||
       !std::all_of(program.conversions.begin(), program.conversions.end(),
                    [&](const Conversion& conversion) { return is_known(conversion.to); }))
-    return {kNever, 0};
+    return {kNever};
   std::map<ValueId, Needs> needs;
   for (const Conversion& conversion : program.conversions)
     if (graph_.values[static_cast<size_t>(conversion.value)].role != Role::input)

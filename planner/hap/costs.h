@@ -25,6 +25,13 @@ double seconds_of(Ticks ticks);
 // ShardingCosts::range(). Programs then cost no more than they do with such shares.
 using MaybeShares = std::optional<Shares>;
 
+// The layers of a stage of a pipeline, and the link over which it receives what others make.
+struct StageLayers {
+  int first = 0, count = 0;
+  Link receives;
+  bool has(int layer) const { return layer >= first && layer < first + count; }
+};
+
 // What devices do of one node in one way, all of it and the part that shares cut, for linear programs.
 struct Work {
   double flops = 0, whole_bytes = 0, cut_bytes = 0;
@@ -36,9 +43,10 @@ struct Work {
 class ShardingCosts {
  public:
   // `microbatches`: how often a step runs what is not of the update phase. `prices_memory`: values that are
-  // held from one phase to another are apart from others, for set_memory_prices().
+  // held from one phase to another are apart from others, for set_memory_prices(). `layers`: those that the
+  // group runs, as a stage of a pipeline; others cost what it takes to receive of them.
   ShardingCosts(const PlacementTable& table, const DeviceGroup& group, int microbatches,
-                bool prices_memory = false);
+                bool prices_memory = false, const std::optional<StageLayers>& layers = {});
 
   const PlacementTable& table() const { return table_; }
   const DeviceGroup& group() const { return group_; }
@@ -75,6 +83,14 @@ class ShardingCosts {
   // Bytes of what devices hold by parts: each has its part of these.
   double cut_bytes(const ShardingProgram& program) const;
 
+  // Whether it costs anything: without `layers` all does. A value that two stages use counts in both.
+  bool counts(NodeId node) const {
+    return counted_nodes_.empty() || counted_nodes_[static_cast<size_t>(node)];
+  }
+  bool counts_value(ValueId id) const {
+    return counted_values_.empty() || counted_values_[static_cast<size_t>(id)];
+  }
+
   const ShareRange& range() const { return range_; }
   void set_range(ShareRange range);
 
@@ -104,6 +120,7 @@ class ShardingCosts {
   Ticks program(const ShardingProgram& program);
   struct Parts {
     Ticks compute = 0, communication = 0;
+    Ticks receiving = 0;  // of other stages
   };
   Parts parts(const ShardingProgram& program);
   int way_number(NodeId node, const NodeSharding& sharding) const;
@@ -113,8 +130,10 @@ class ShardingCosts {
   // Each device's part of an axis, until other shares are asked about.
   const std::vector<double>& fractions(int axis, const Shares& shares);
   Ticks node_ticks(NodeId node, int way, const MaybeShares& shares);
+  double receiving_seconds(NodeId node, const NodeSharding& way) const;
   double outer_seconds(const Node& node, bool is_cut) const;
   double least_seconds(NodeId node, const NodeSharding& way, const Work& work) const;
+  void find_counted(const StageLayers& layers);
   void find_copied();
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares);
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,
@@ -132,6 +151,9 @@ class ShardingCosts {
   int64_t backward_weight_ = kWhole, sums_weight_ = kWhole;  // of kWhole
   static constexpr int64_t kWhole = 1000;
   std::vector<int> node_classes_, value_classes_;
+  std::vector<bool> counted_nodes_, counted_values_;  // empty: all
+  std::vector<double> received_bytes_;  // nodes that are not counted: of results that counted ones read
+  Link receives_;
   std::vector<bool> of_state_;         // values: from state alone, made once a step
   std::vector<ValueId> copied_;        // nodes: the gradient of an update; empty: nothing is copied
   std::vector<bool> is_copied_;        // values

@@ -60,7 +60,8 @@ std::optional<Addition> addition_of(const Graph& graph, const std::set<int>& sam
 class Synthesis {
  public:
   explicit Synthesis(const Request& request)
-      : request_(request), costs_(*request.table, *request.group, request.microbatches) {
+      : request_(request),
+        costs_(*request.table, *request.group, request.microbatches, false, request.layers) {
     costs_.set_outer(request.outer);
     if (request.is_wide) costs_.set_wide();
   }
@@ -71,14 +72,14 @@ class Synthesis {
   // nullopt: no program, or none that can be run.
   std::optional<Synthesised> run(const Shares& shares, const SearchOptions& options = {}) {
     ++searches_;
-    return made_of(search(costs_, shares, limited(options)), shares);
+    return known(search(costs_, shares, limited(options)), shares);
   }
   // The same by branch and bound; where it finds nothing, too, `bound` is proven.
   std::optional<Synthesised> prove(const Shares& shares, Ticks& bound) {
     ++searches_;
     const SearchResult found = search_assignment(costs_, shares, limited({}));
     bound = found.bound;
-    return made_of(found, shares);
+    return known(found, shares);
   }
 
   Synthesised of(ShardingProgram program) { return synthesised(costs_, std::move(program)); }
@@ -88,10 +89,8 @@ class Synthesis {
     ++searches_;
     costs_.set_overlap(weight);
     const SearchResult found = search(costs_, shares, limited({}));
-    std::optional<ShardingProgram> program;
-    if (found.found) program = propagate(*request_.table, shares, hints_of(costs_, shares, found));
     costs_.set_overlap(std::nullopt);
-    return program ? std::optional(of(*std::move(program))) : std::nullopt;
+    return found.found ? std::optional(made_of(found, shares)) : std::nullopt;
   }
 
   // The program for these shares, the shares for this program, and so on.
@@ -138,9 +137,13 @@ class Synthesis {
     return options;
   }
 
-  std::optional<Synthesised> made_of(const SearchResult& found, const Shares& shares) {
+  std::optional<Synthesised> known(const SearchResult& found, const Shares& shares) {
     if (!found.found) return std::nullopt;
     bound_ = found.bound;
+    return made_of(found, shares);
+  }
+
+  Synthesised made_of(const SearchResult& found, const Shares& shares) {
     return of(propagate(*request_.table, shares, hints_of(costs_, shares, found)));
   }
 
@@ -158,7 +161,7 @@ Synthesised synthesised(ShardingCosts& costs, ShardingProgram program) {
   made.program = std::move(program);
   made.compute = parts.compute;
   made.communication = parts.communication;
-  made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication;
+  made.cost = parts.compute >= kNever ? kNever : parts.compute + parts.communication + parts.receiving;
   return made;
 }
 

@@ -30,8 +30,8 @@ inline constexpr Baseline kBaselines[] = {Baseline::even_data,   Baseline::propo
                                           Baseline::megatron,    Baseline::published};
 
 struct Synthesised {
-  ShardingProgram program;  // with its shares
-  Ticks cost = kNever, compute = 0, communication = 0;
+  ShardingProgram program;                              // with its shares
+  Ticks cost = kNever, compute = 0, communication = 0;  // the cost: with what it receives of other stages
   bool found() const { return cost < kNever; }
 };
 
@@ -47,6 +47,8 @@ struct Request {
   const DeviceGroup* outer = nullptr;  // of a graph that is a part: ShardingCosts::set_outer()
   SearchOptions options = {};          // of every search
   bool is_wide = false;                // it is known that the graph is (search.h)
+  // Those that the group runs, as a stage of a pipeline; nullopt: all.
+  std::optional<StageLayers> layers = {};
 };
 
 // One kind of program. `problem` says why there is none; empty: it is the same as another kind.

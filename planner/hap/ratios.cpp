@@ -98,7 +98,7 @@ class RatioProgram {
     std::map<std::pair<int, int>, std::pair<NodeId, double>> classes;  // by class and way
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       const auto node = static_cast<NodeId>(n);
-      if (graph.nodes[n].op->any_placement) continue;
+      if (graph.nodes[n].op->any_placement || !costs_.counts(node)) continue;
       const int way = costs_.way_number(node, program_.nodes[n]);
       if (program_.nodes[n].axis < 0) continue;  // shares make no difference
       auto& entry =
@@ -130,7 +130,7 @@ class RatioProgram {
       const bool scatters = from == kPartial && conversion.to > kPartial;
       const bool gathers = from > kPartial && (conversion.to == kReplicated ||
                                                placements[from].dim == placements[conversion.to].dim);
-      if (!scatters && !gathers) continue;
+      if ((!scatters && !gathers) || !costs_.counts_value(conversion.value)) continue;
       const bool once = conversion.phase == Phase::update;
       bytes += static_cast<double>(graph.type(conversion.value).bytes()) * (once ? 1 : costs_.microbatches());
     }
@@ -166,8 +166,8 @@ Shares best_shares(ShardingCosts& costs, const ShardingProgram& program, const s
   std::map<int64_t, double> flops;  // by units of the axis that is cut
   for (size_t n = 0; n < program.nodes.size(); ++n) {
     const NodeSharding& way = program.nodes[n];
-    if (way.axis < 0) continue;
     const auto node = static_cast<NodeId>(n);
+    if (way.axis < 0 || !costs.counts(node)) continue;
     flops[costs.table().axes()[static_cast<size_t>(way.axis)].units] +=
         costs.work(node, costs.way_number(node, way)).flops * costs.runs(node);
   }

@@ -235,8 +235,7 @@ class Stages {
   }
 
   // The cheapest program of each stage, or one that is faster when sums run beside the backward pass; where
-  // that comes near the rival, stage by stage, data parallelism among them: a program is the best of all
-  // layers, and a stage runs some.
+  // that comes near the rival, stage by stage, data parallelism among them.
   void choose_programs(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches) {
     // Without a stage of several devices it is a plain pipeline, which the planner's own search judges.
     if (std::all_of(grouping.begin(), grouping.end(), [](const Devices& each) { return each.size() == 1; }))
@@ -271,14 +270,10 @@ class Stages {
     const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
     int first = 0;
     for (size_t s = 0; s < grouping.size(); ++s) {
-      double seconds = 0;  // of all layers
-      auto stage = stage_of(grouping[s], sized, microbatches, choices[s], seconds);
-      // Layers differ in what they cost: a stage is not given up before it costs twice what makes a program
-      // of all layers hopeless.
-      const double own = seconds * layers[s] / static_cast<double>(sized.graph->layers.size());
-      if (!stage || is_hopeless(own / 2)) return std::nullopt;
-      stage->first_layer = first;
-      stage->layers = layers[s];
+      double seconds = 0;
+      auto stage = stage_of(grouping[s], {first, layers[s], receives(grouping, s)}, sized, microbatches,
+                            choices[s], seconds);
+      if (!stage || is_hopeless(seconds)) return std::nullopt;
       first += layers[s];
       plan.pipelines[0].stages.push_back(*std::move(stage));
     }
@@ -287,6 +282,22 @@ class Stages {
     });
     const StagesCandidate* const judged = judge(plan, sized, microbatches);
     return judged != nullptr ? std::optional(judged->time.seconds) : std::nullopt;
+  }
+
+  // The link to a stage from those beside it: with as many seconds for a byte as their links have on average.
+  Link receives(const std::vector<Devices>& grouping, size_t stage) const {
+    Link all{0, 0};
+    double seconds = 0;  // for a byte
+    int links = 0;
+    for (size_t other = stage == 0 ? 1 : stage - 1; other < std::min(grouping.size(), stage + 2); other += 2)
+      for (const int from : grouping[other])
+        for (const int to : grouping[stage]) {
+          all.latency_seconds = std::max(all.latency_seconds, group_.link(from, to).latency_seconds);
+          seconds += 1 / group_.link(from, to).bytes_per_second;
+          ++links;
+        }
+    all.bytes_per_second = links / seconds;
+    return all;
   }
 
   // The candidate of this plan, simulated unless it was; null where it cannot be run.
@@ -305,15 +316,18 @@ class Stages {
     return &answer_.candidates.back();
   }
 
-  // Devices that share layers by the program that suits them, found for all layers, though the stage runs
-  // some of them.
-  std::optional<Stage> stage_of(const Devices& devices, const SizedGraph& sized, int microbatches,
-                                size_t choice, double& seconds) {
+  // Devices that share layers, by the program that suits these devices and layers.
+  std::optional<Stage> stage_of(const Devices& devices, const StageLayers& layers, const SizedGraph& sized,
+                                int microbatches, size_t choice, double& seconds) {
     Stage stage;
+    stage.first_layer = layers.first;
+    stage.layers = layers.count;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
     if (devices.size() == 1) return stage;
     // Devices that are alike, with links that are alike, share alike.
-    std::vector<double> key{static_cast<double>(sized.microbatch)};
+    std::vector<double> key{static_cast<double>(sized.microbatch), static_cast<double>(layers.first),
+                            static_cast<double>(layers.count), layers.receives.bytes_per_second,
+                            layers.receives.latency_seconds};
     const DeviceGroup group = group_.subgroup(devices);
     for (int a = 0; a < group.size(); ++a) {
       key.push_back(group_.kind_of(devices[static_cast<size_t>(a)]));
@@ -323,7 +337,7 @@ class Stages {
       }
     }
     const auto [entry, fresh] = known_.emplace(std::move(key), std::vector<Cut>());
-    if (fresh) entry->second = programs_of(group, sized, microbatches);
+    if (fresh) entry->second = programs_of(group, layers, sized, microbatches);
     if (entry->second.empty()) return std::nullopt;
     const Cut& cut = entry->second[std::min(choice, entry->second.size() - 1)];
     seconds = cut.seconds;
@@ -341,16 +355,18 @@ class Stages {
   struct Cut {
     Shares shares;
     StageSharding sharding;
-    double seconds = 0;  // of a step of all layers
+    double seconds = 0;  // of a step, without what it receives
   };
   // The cheapest one, then those that may be faster beside the backward pass.
-  std::vector<Cut> programs_of(const DeviceGroup& group, const SizedGraph& sized, int microbatches) {
+  std::vector<Cut> programs_of(const DeviceGroup& group, const StageLayers& layers, const SizedGraph& sized,
+                               int microbatches) {
     const PlacementTable& table = table_of(sized);
+    Request request{&table, &group, microbatches, {}, sized.microbatch};
+    request.layers = layers;
     std::vector<Cut> cuts;
-    for (const Synthesised& each :
-         programs_to_try({&table, &group, microbatches, {}, sized.microbatch}, true))
-      cuts.push_back(
-          {each.program.shares, along_one_axis(sharding_of(table, each.program)), seconds_of(each.cost)});
+    for (const Synthesised& each : programs_to_try(request, true))
+      cuts.push_back({each.program.shares, along_one_axis(sharding_of(table, each.program)),
+                      seconds_of(each.compute + each.communication)});
     return cuts;
   }
 

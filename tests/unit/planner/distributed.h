@@ -29,7 +29,7 @@ constexpr double kEps = 1e-4;
 constexpr int kSteps = 5, kBlocks = 4, kLayers = kBlocks + 2;
 
 // A GPT or, with `llama`, a LLaMA; one layer for the embedding, one for each block, one for the head.
-Graph small_model(bool llama, DType dtype);
+Graph small_model(bool llama, DType dtype, bool penalty = false);
 // Without norms and residuals.
 Graph bare_model();
 // Of each parameter a copy in bf16, rounded stochastically.
@@ -70,7 +70,8 @@ Verdict judge(const Graph& model, const Plan& plan, const Outcome& alone, double
 // How one device trains the models: computed once for each number of micro-batches.
 class Alone {
  public:
-  explicit Alone(DType dtype) : models_{small_model(false, dtype), small_model(true, dtype)} {}
+  explicit Alone(DType dtype)
+      : models_{small_model(false, dtype), small_model(true, dtype), small_model(false, dtype, true)} {}
 
   const Graph& model(size_t which) const { return models_[which]; }
   const Outcome& outcome(size_t which, const Plan& plan) {
@@ -81,7 +82,7 @@ class Alone {
   }
 
  private:
-  Graph models_[2];  // GPT, LLaMA
+  Graph models_[3];  // GPT, LLaMA, GPT with a penalty
   std::map<std::pair<size_t, int>, Outcome> known_;
 };
 

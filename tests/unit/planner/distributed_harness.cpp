@@ -26,8 +26,8 @@ namespace het::testing::distributed {
 // A GPT with dropout and tied weights, trained by AdamW under a global norm; or, with `llama`, RMS norms,
 // norms of each query and key, rotary positions,
 // grouped queries, SwiGLU and an untied classifier with a bias. One layer for the embedding, one for
-// each block, one for the head.
-Graph small_model(bool llama, DType dtype) {
+// each block, one for the head. With `penalty` the loss counts the squares of what enters the head, too.
+Graph small_model(bool llama, DType dtype, bool penalty) {
   Graph graph;
   GraphBuilder b(graph);
   const auto real = [&](Shape shape) { return TensorType{dtype, std::move(shape)}; };
@@ -95,7 +95,10 @@ Graph small_model(bool llama, DType dtype) {
   b.begin_layer("head");
   const ValueId classifier = llama ? weight("head.weight", {vocabulary, kWidth}) : table;
   const ValueId bias = llama ? weight("head.bias", {vocabulary}) : kAbsent;
-  const ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), classifier, bias, labels, scale});
+  ValueId loss = b.call("linear_cross_entropy", {norm("norm", x), classifier, bias, labels, scale});
+  if (penalty)
+    loss = b.call("add",
+                  {loss, b.call("sum", {b.call("mul", {x, x})}, {{"dims", std::vector<int64_t>{0, 1, 2}}})});
   b.output("loss", loss);
   train_by_adamw(b, loss, kEps);
   return graph;

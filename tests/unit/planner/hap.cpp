@@ -268,6 +268,38 @@ TEST_CASE("a search costs what its program costs, and no more than Megatron's", 
     }
 }
 
+TEST_CASE("a stage's program is the cheapest for the layers that it runs", "[hap]") {
+  int cheaper = 0;
+  for (const bool llama : {false, true})
+    for (const double bandwidth : {1e6, 1e8, 1e10}) {
+      const Graph graph = small_model(llama, DType::f32);
+      const PlacementTable table(graph);
+      const DeviceGroup group(small_cluster(2, bandwidth, false), Precision::f32);
+      const Shares shares{2, 1};
+      ShardingCosts costs(table, group, 2);
+      const SearchResult whole = search(costs, shares);
+      const ShardingProgram of_all = propagate(table, shares, hints_of(costs, shares, whole));
+      const int layers = static_cast<int>(graph.layers.size());
+      for (int first = 0; first < layers; ++first)
+        for (int count = 1; first + count <= layers; ++count) {
+          INFO("llama " << llama << ", bandwidth " << bandwidth << ", layers " << first << " + " << count);
+          ShardingCosts own(table, group, 2, false, StageLayers{first, count, {1e-5, 1e7}});
+          const SearchResult found = search(own, shares);
+          REQUIRE(found.found);
+          CHECK(found.bound == found.cost);
+          const ShardingProgram program = propagate(table, shares, hints_of(own, shares, found));
+          CHECK(own.program(program) == found.cost);
+          CHECK(own.program(of_all) >= found.cost);
+          cheaper += own.program(of_all) > found.cost ? 1 : 0;
+          if (count == layers) CHECK(found.cost == whole.cost);
+          const ShardingCosts::Parts parts = own.parts(of_all), all = costs.parts(of_all);
+          CHECK(parts.compute + parts.communication <= all.compute + all.communication);
+          CHECK((parts.receiving > 0) == (count < layers));
+        }
+    }
+  CHECK(cheaper > 10);
+}
+
 TEST_CASE("ranks that run a synthesised program compute what one device does", "[hap]") {
   const int trials = trials_or(60);
   std::set<std::string> seen;
