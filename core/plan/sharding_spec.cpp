@@ -1,6 +1,7 @@
 #include "core/plan/sharding_spec.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -47,8 +48,7 @@ std::string list(const PlacementTable& table, const std::vector<ValueId>& ids,
 }
 
 // Patterns and names that give each name its text, and none where the text is empty.
-std::vector<std::pair<std::string, std::string>> collapsed(
-    const std::vector<std::pair<std::string, std::string>>& named) {
+std::map<std::string, std::string> collapsed(const std::vector<std::pair<std::string, std::string>>& named) {
   std::map<std::string, std::string> texts;
   for (const auto& [name, text] : named) {
     if (text.empty()) continue;
@@ -58,7 +58,41 @@ std::vector<std::pair<std::string, std::string>> collapsed(
     });
     texts[same ? pattern : name] = text;
   }
-  return {texts.begin(), texts.end()};
+  return texts;
+}
+
+// "all_reduce *" of "all_reduce 12"; empty: the name has no number at its end.
+std::string numbered_pattern_of(std::string_view name) {
+  const size_t space = name.rfind(' ');
+  if (space == std::string_view::npos || space + 1 == name.size()) return {};
+  const std::string_view number = name.substr(space + 1);
+  if (!std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; })) return {};
+  return std::string(name.substr(0, space + 1)) + '*';
+}
+
+// The same with one entry for most of many nodes that differ in their number alone, where exceptions are
+// fewer. `text_of`: of a node, whether or not it has an entry.
+void collapse_numbers(std::map<std::string, std::string>& entries, const std::vector<std::string>& names,
+                      const std::function<std::string(size_t)>& text_of) {
+  constexpr size_t kLeastSaved = 3;  // entries
+  std::map<std::string, std::vector<std::string>> by_pattern;
+  for (const auto& [name, text] : entries)
+    if (const std::string pattern = numbered_pattern_of(name);
+        name.find('*') == std::string::npos && !pattern.empty())
+      by_pattern[pattern].push_back(name);
+  for (const auto& [pattern, written] : by_pattern) {
+    std::map<std::string, size_t> counts;
+    for (const std::string& name : written) ++counts[entries.at(name)];
+    const auto common = std::max_element(counts.begin(), counts.end(),
+                                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    std::map<std::string, std::string> others{{pattern, common->first}};
+    for (size_t n = 0; n < names.size() && others.size() + kLeastSaved <= written.size(); ++n)
+      if (matches(pattern, names[n]))
+        if (std::string text = text_of(n); text != common->first) others.emplace(names[n], std::move(text));
+    if (others.size() + kLeastSaved > written.size()) continue;
+    for (const std::string& name : written) entries.erase(name);
+    entries.merge(others);
+  }
 }
 
 // What is not replicated if the parameters lie as they do in a program.
@@ -321,11 +355,15 @@ AxisSharding sharding_of(const PlacementTable& table, const ShardingProgram& pro
   };
   add(result.state, state);
   add(result.inputs, inputs);
+  const std::vector<std::string> names = node_names(graph);
+  const auto rule_of = [&](size_t n) { return describe(table, static_cast<NodeId>(n), program.nodes[n]); };
   std::vector<std::pair<std::string, std::string>> rules;
-  for (const std::string& name : node_names(graph)) rules.emplace_back(name, "");
+  for (const std::string& name : names) rules.emplace_back(name, "");
   for (const NodeId n : differences(table, hints, program))
-    rules[static_cast<size_t>(n)].second = describe(table, n, program.nodes[static_cast<size_t>(n)]);
-  for (auto& [pattern, rule] : collapsed(rules)) result.nodes.push_back({pattern, rule});
+    rules[static_cast<size_t>(n)].second = rule_of(static_cast<size_t>(n));
+  std::map<std::string, std::string> entries = collapsed(rules);
+  collapse_numbers(entries, names, rule_of);
+  for (const auto& [pattern, rule] : entries) result.nodes.push_back({pattern, rule});
   return result;
 }
 

@@ -461,6 +461,26 @@ TEST_CASE("a sharding program is written by names, and read back as it was", "[p
   CHECK(propagate(table, {1, 1}, hints_of(table, {1, 1}, written)) == program);
 }
 
+TEST_CASE("nodes that differ in their number alone have one entry, but for exceptions", "[partition]") {
+  Graph graph;
+  GraphBuilder b(graph);
+  const ValueId x = b.input("x", {DType::f32, {4, 8}});
+  for (int i = 0; i < 12; ++i) {
+    const ValueId w = b.parameter(fmt::format("w{}", i), {DType::f32, {8, 8}}, {});
+    b.output(fmt::format("y{}", i), b.call("linear", {x, w, kAbsent}));
+  }
+  const PlacementTable table(graph);
+  ShardingHints hints = hints_of(table, {1, 1}, {{}, {{"x", 0, {}}}, {}});
+  for (NodeId n = 0; n < 12; ++n)
+    if (n != 3) hints.nodes[n] = table.replicated(n);
+  const ShardingProgram program = propagate(table, {1, 1}, hints);
+  const AxisSharding written = sharding_of(table, program);
+  std::vector<std::string> patterns;
+  for (const auto& rule : written.nodes) patterns.push_back(rule.pattern);
+  CHECK(patterns == std::vector<std::string>{"linear", "linear *", "linear 4"});
+  CHECK(propagate(table, {1, 1}, hints_of(table, {1, 1}, written)) == program);
+}
+
 TEST_CASE("what a sharding names has to be there, and can be cut so", "[partition]") {
   const Graph graph = model({});
   const PlacementTable table(graph);
