@@ -15,9 +15,10 @@ RankAssigner::RankAssigner(const Graph& graph, const Plan& plan, StageCut cut, S
       cut_(std::move(cut)),
       graphs_(graphs),
       values_(values),
-      uniform_(graphs == nullptr || has_uniform_cut(plan)),
+      uniform_(graphs == nullptr),
       sharded_optimizer_(plan.sharded_optimizer || (plan.unlike_devices && !updates_alike(graph))),
       devices_(devices_of(plan)) {
+  find_cuts();
   find_invariant();
   find_sums();
   for (size_t p = 0; p < plan.pipelines.size(); ++p) stages_.push_back(stages_in(plan.pipelines[p]));
@@ -72,8 +73,17 @@ RankAssigner::Place RankAssigner::place_of(int rank) const {
   fail_usage("the plan has {} devices; there is no rank {}", devices_.size(), rank);
 }
 
-StageCut RankAssigner::cut_at(int pipeline, int stage) const {
-  return cut_of(plan_, plan_.pipelines[pipeline].stages[stage]);
+void RankAssigner::find_cuts() {
+  for (const Pipeline& pipeline : plan_.pipelines) {
+    std::vector<int>& numbers = cut_numbers_.emplace_back();
+    for (const Stage& stage : pipeline.stages) {
+      StageCut cut = cut_of(plan_, stage);
+      const auto known = std::find(cuts_.begin(), cuts_.end(), cut);
+      numbers.push_back(static_cast<int>(known - cuts_.begin()));
+      if (known == cuts_.end()) cuts_.push_back(std::move(cut));
+    }
+  }
+  uniform_ = uniform_ || cuts_.size() == 1;
 }
 
 int RankAssigner::rank_at(int pipeline, int stage, int tensor) const {
@@ -212,7 +222,7 @@ bool RankAssigner::is_cut_alike(ValueId parameter) const {
   if (uniform_ || held == holders_.end()) return true;
   const auto& [first, stage] = *held->second.begin();
   return std::all_of(held->second.begin(), held->second.end(), [&](const auto& place) {
-    return cut_at(place.first, place.second) == cut_at(first, stage);
+    return cut_number(place.first, place.second) == cut_number(first, stage);
   });
 }
 

@@ -42,12 +42,15 @@ class RankAssigner {
 
   Place place_of(int rank) const;
 
-  StageCut cut_at(int pipeline, int stage) const;
+  int cut_number(int pipeline, int stage) const { return cut_numbers_[pipeline][stage]; }
+  const StageCut& cut_at(int pipeline, int stage) const { return cuts_[cut_number(pipeline, stage)]; }
   int degree_at(int pipeline, int stage) const { return cut_at(pipeline, stage).parts(); }
 
   int rank_at(int pipeline, int stage, int tensor) const;
 
   bool in_step(NodeId n) const { return graph_.nodes[n].phase != Phase::update && !invariant_[n]; }
+
+  void find_cuts();
 
   // Nodes that depend on state and numbers of the step alone belong to no stage: every stage that needs them
   // computes them.
@@ -237,8 +240,10 @@ class RankAssigner {
   StageCut cut_;
   StageGraphs* graphs_;
   const std::vector<StageValue>* values_;  // null: every value is that of the single device's graph
-  bool uniform_;                           // all stages are cut alike
-  bool sharded_optimizer_;                 // the plan's; or unlike devices would update differently
+  std::vector<StageCut> cuts_;  // of the stages, each once; plans of many nodes are long to compare
+  std::vector<std::vector<int>> cut_numbers_;  // [pipeline][stage]
+  bool uniform_;                               // all stages are cut alike
+  bool sharded_optimizer_;                     // the plan's; or unlike devices would update differently
   std::vector<std::string> devices_;
   std::vector<bool> invariant_;  // of nodes
   std::set<ValueId> sums_;

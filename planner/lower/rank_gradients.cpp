@@ -131,7 +131,7 @@ std::vector<RankAssigner::SharedPart> RankAssigner::parts_of(int rank) const {
     };
     std::map<int, Member> members;  // by rank
     for (const auto& [pipeline, stage] : holders_.at(id)) {
-      const StageCut cut = cut_at(pipeline, stage);
+      const StageCut& cut = cut_at(pipeline, stage);
       const RankAssigner& there = other(cut);
       const auto parameter = there.updated_.find(name);
       HET_REQUIRE(parameter != there.updated_.end(), name);

@@ -41,7 +41,7 @@ void RankAssigner::find_messages(RankAssignment& assignment, int pipeline, int t
   for (const auto& [id, to] : passed_in(pipeline)) {
     const NodeId producer = graph_.values[id].producer;
     const int from = stages_[pipeline][producer];
-    if (cut_at(pipeline, from) != cut_at(pipeline, to)) continue;  // below
+    if (cut_number(pipeline, from) != cut_number(pipeline, to)) continue;  // below
     if (tensor >= degree_at(pipeline, from) || (own.count(from) == 0 && own.count(to) == 0)) continue;
     const int sender = rank_at(pipeline, from, tensor), receiver = rank_at(pipeline, to, tensor);
     if (sender == receiver) continue;
@@ -64,13 +64,14 @@ void RankAssigner::find_messages(RankAssignment& assignment, int pipeline, int t
   const int stages = static_cast<int>(plan_.pipelines[pipeline].stages.size());
   for (int from = 0; from < stages; ++from)
     for (int to = 0; to < stages; ++to)
-      if ((own.count(from) != 0 || own.count(to) != 0) && cut_at(pipeline, from) != cut_at(pipeline, to))
+      if ((own.count(from) != 0 || own.count(to) != 0) &&
+          cut_number(pipeline, from) != cut_number(pipeline, to))
         find_messages_between(assignment, pipeline, from, to, own.count(from) != 0);
 }
 
 std::vector<int64_t> RankAssigner::divided(int pipeline, int from, int to, ValueId id) const {
   constexpr int64_t kLeastBytes = 4096;  // what takes a latency alone
-  const StageCut cut = cut_at(pipeline, from);
+  const StageCut& cut = cut_at(pipeline, from);
   if (cut.parts() == 1 || cut.axes.size() != 1 || !(*values_)[static_cast<size_t>(id)].is_replicated())
     return {};
   const TensorType& type = graph_.type(id);
@@ -93,7 +94,7 @@ bool RankAssigner::on_one_host(int pipeline, int stage) const {
 
 void RankAssigner::find_messages_between(RankAssignment& assignment, int pipeline, int from, int to,
                                          bool sends) const {
-  const StageCut senders = cut_at(pipeline, from), receivers = cut_at(pipeline, to);
+  const StageCut &senders = cut_at(pipeline, from), &receivers = cut_at(pipeline, to);
   const RankAssigner &at_sender = other(senders), &at_receiver = other(receivers);
   for (const auto& [wanted, stage] : at_receiver.passed_in(pipeline)) {
     const Graph& there = at_receiver.graph_;

@@ -26,7 +26,7 @@ std::map<int, TensorSlice> RankAssigner::kept_slices(ValueId parameter) const {
   const std::string& name = graph_.values[parameter].name;
   std::vector<HeldSlice> held;
   for (const auto& [pipeline, stage] : holders_.at(parameter)) {
-    const StageCut cut = cut_at(pipeline, stage);
+    const StageCut& cut = cut_at(pipeline, stage);
     const RankAssigner& there = other(cut);
     const ValueId own = there.updated_.at(name);
     if (there.row_updates_.count(there.only_sum_of(own)) == 0) return {};
