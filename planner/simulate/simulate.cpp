@@ -400,7 +400,7 @@ Simulation Simulator::run(const PlanLayout& layout, const SimulateOptions& optio
       if (options.details) result.stages.push_back(std::move(use));
     }
   result.fits = result.over_bytes <= 0;
-  result.bubble = 1 - busy / (static_cast<double>(workers) * result.pipeline_seconds);
+  result.bubble = std::max(0.0, 1 - busy / (static_cast<double>(workers) * result.pipeline_seconds));
   if (options.events) result.events = std::move(state.events);
   return result;
 }
