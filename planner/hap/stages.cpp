@@ -30,6 +30,9 @@ constexpr size_t kMostMeshes = 2;  // that are simulated
 constexpr double kNearRival = 1.3;
 // Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
 constexpr double kMostInstructions = 2e6;
+// Of what a stage computes of a micro-batch, the part that the stages behind it wait for at least: its
+// forward pass before them, and the gradient of its input after them.
+constexpr double kPassed = 0.5;
 
 // Devices by kind, each kind after the other: the first stages get the first kinds.
 std::vector<Devices> kinds_apart(const DeviceGroup& group, int stages) {
@@ -259,7 +262,13 @@ class Stages {
       }
   }
 
-  // The seconds of a step; nullopt: it cannot be run. `choices`: of each stage among its programs.
+  // Seconds of a step, without what it receives.
+  struct StageTime {
+    double compute = 0, communication = 0;
+  };
+
+  // The seconds of a step; nullopt: it cannot be run, or is slower than the rival by its arithmetic alone.
+  // `choices`: of each stage among its programs.
   std::optional<double> add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches,
                             const std::vector<size_t>& choices) {
     Plan plan;
@@ -269,11 +278,14 @@ class Stages {
     for (const Devices& devices : grouping) rates.push_back(rate_of(group_, devices));
     const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
     int first = 0;
+    double waiting = 0;  // a stage waits for those before it, at least once
     for (size_t s = 0; s < grouping.size(); ++s) {
-      double seconds = 0;
+      StageTime time;
       auto stage = stage_of(grouping[s], {first, layers[s], receives(grouping, s)}, sized, microbatches,
-                            choices[s], seconds);
-      if (!stage || is_hopeless(seconds)) return std::nullopt;
+                            choices[s], time);
+      if (!stage || is_hopeless(time.compute + time.communication)) return std::nullopt;
+      if (answer_.rival_seconds > 0 && waiting + time.compute >= answer_.rival_seconds) return std::nullopt;
+      waiting += kPassed * time.compute / microbatches;
       first += layers[s];
       plan.pipelines[0].stages.push_back(*std::move(stage));
     }
@@ -318,7 +330,7 @@ class Stages {
 
   // Devices that share layers, by the program that suits these devices and layers.
   std::optional<Stage> stage_of(const Devices& devices, const StageLayers& layers, const SizedGraph& sized,
-                                int microbatches, size_t choice, double& seconds) {
+                                int microbatches, size_t choice, StageTime& time) {
     Stage stage;
     stage.first_layer = layers.first;
     stage.layers = layers.count;
@@ -340,7 +352,7 @@ class Stages {
     if (fresh) entry->second = programs_of(group, layers, sized, microbatches);
     if (entry->second.empty()) return std::nullopt;
     const Cut& cut = entry->second[std::min(choice, entry->second.size() - 1)];
-    seconds = cut.seconds;
+    time = cut.time;
     stage.shares = cut.shares;
     stage.sharding = cut.sharding;
     return stage;
@@ -355,7 +367,7 @@ class Stages {
   struct Cut {
     Shares shares;
     StageSharding sharding;
-    double seconds = 0;  // of a step, without what it receives
+    StageTime time;
   };
   // The cheapest one, then those that may be faster beside the backward pass.
   std::vector<Cut> programs_of(const DeviceGroup& group, const StageLayers& layers, const SizedGraph& sized,
@@ -365,8 +377,9 @@ class Stages {
     request.layers = layers;
     std::vector<Cut> cuts;
     for (const Synthesised& each : programs_to_try(request, true))
-      cuts.push_back({each.program.shares, along_one_axis(sharding_of(table, each.program)),
-                      seconds_of(each.compute + each.communication)});
+      cuts.push_back({each.program.shares,
+                      along_one_axis(sharding_of(table, each.program)),
+                      {seconds_of(each.compute), seconds_of(each.communication)}});
     return cuts;
   }
 

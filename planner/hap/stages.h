@@ -41,7 +41,8 @@ struct StagesAnswer {
 
 // Where no program over all devices cuts state, pipelines of whole replicas do as well. Of clusters and plans
 // that are large nothing is tried, and what costs more than twice the rival's time is not simulated: were all
-// communication behind the arithmetic, it would still be slower. One stage is also cut along two axes
+// communication behind the arithmetic, it would still be slower; nor are pipelines whose arithmetic alone
+// takes as long as the rival, each stage waiting for those before it. One stage is also cut along two axes
 // (grids.h).
 StagesAnswer plan_stages(const StagesRequest& request);
 

@@ -403,8 +403,9 @@ return het.train { model = het.nn.gpt { vocab = 64, context = 128, width = 512, 
         answer = self.json_of('plan', 'small.lua', '--cluster=slow.lua')
         self.assertNotIn('sharding = ', answer['lua'])
         self.assertNotIn('pipelines_lua', answer)
+        # Those that cannot gain by their arithmetic alone are not simulated.
         programs = answer['programs']
-        self.assertGreater(programs['step_seconds'], 0.98 * programs['rival_seconds'])
+        self.assertGreater(programs.get('step_seconds', float('inf')), 0.98 * programs['rival_seconds'])
         self.assertEqual(answer['step_seconds'], answer['report']['step_seconds'])
 
     def test_micro_batches_of_few_samples_among_very_unlike_devices(self):
