@@ -1,6 +1,7 @@
 #include "planner/measured/prediction.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "core/base/units.h"
+#include "planner/infinity.h"
 #include "planner/measured/links.h"
 #include "planner/measured/memory.h"
 #include "planner/simulate/simulate.h"
@@ -17,6 +19,7 @@ namespace {
 
 constexpr int kMostMicrobatches = 100000;
 constexpr int kMostGroups = 20000;
+constexpr double kF32Bytes = 4;  // bytes, f32
 // A step in milliseconds is a thousand times one in seconds, which is longer than its layers take; the
 // slowest links in use make one ten or twenty times as long.
 constexpr double kMostTimesBound = 300;
@@ -25,6 +28,22 @@ std::string name_of(const PlanGroup& group) {
   std::string machines = group.machines[0].type;
   for (size_t m = 1; m < group.machines.size(); ++m) machines += "+" + group.machines[m].type;
   return fmt::format("{} x {}", machines, group.tensor);
+}
+
+// Operations of a forward pass of each layer for one sample: two for each parameter and token. Tokens follow
+// from an inner layer's 12 x width^2 parameters and its output of tokens x width elements. The first layer
+// looks up an embedding; a last layer without a classifier multiplies by that.
+std::vector<double> flops_of(const std::vector<LayerSize>& layers, int tensor) {
+  const LayerSize& inner = layers[layers.size() / 2];
+  const double width = std::sqrt(inner.parameters * tensor / 12);
+  const double tokens = width > 0 ? inner.output_bytes / kF32Bytes / width : 0;
+  std::vector<double> flops;
+  for (const LayerSize& layer : layers) flops.push_back(2 * layer.parameters * tensor * tokens);
+  if (layers.size() > 2 && layers[0].parameters != inner.parameters) {
+    if (layers.back().parameters < layers[0].parameters / 2) flops.back() = flops[0];
+    flops[0] = 0;
+  }
+  return flops;
 }
 
 // One plan on its way to a prediction. A tensor-parallel group is one device here ("GH-96 x 4"), so that
@@ -67,6 +86,7 @@ class Prediction {
   std::vector<std::string> damage_of(const TypeTimes& times, int tensor);
   void collect(Profiles& profiles);
   void tell_apart();
+  bool all_types_are_known() const;
   void spread(Kind& kind);
   void describe_model();
   void link();
@@ -190,9 +210,10 @@ void Prediction::collect(Profiles& profiles) {
       const bool is_between = there.front() < file_.microbatch && file_.microbatch < there.back();
       plan_.notes.push_back(fmt::format("micro-batch {} on {} is {}: its profile has {}", file_.microbatch,
                                         kind.name,
-                                        is_between         ? "interpolated"
-                                        : there.size() > 1 ? "extrapolated"
-                                                           : "taken in proportion",
+                                        is_between              ? "interpolated"
+                                        : there.size() > 1      ? "extrapolated"
+                                        : all_types_are_known() ? "extrapolated by the data sheet"
+                                                                : "taken in proportion but for launches",
                                         fmt::join(there, ", ")));
     }
   }
@@ -228,6 +249,14 @@ void Prediction::tell_apart() {
     }
 }
 
+// Whether data sheets say what a micro-batch size that was not measured takes from one that was.
+bool Prediction::all_types_are_known() const {
+  return std::all_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
+    return std::all_of(kind.group.machines.begin(), kind.group.machines.end(),
+                       [](const PlanMachine& machine) { return find_device_type(machine.type) != nullptr; });
+  });
+}
+
 // What a group over several machines adds: its all-reduces leave the machine, which no profile holds.
 // Megatron-LM has two in each direction of a block, one of the embedding (Shoeybi et al. 2019, section 3).
 void Prediction::spread(Kind& kind) {
@@ -260,10 +289,12 @@ void Prediction::describe_model() {
   model_.optimizer_bytes = 8;
   for (Kind& kind : kinds_) spread(kind);
   const auto& [tensor, layers] = *sizes_.begin();
+  const std::vector<double> work = flops_of(layers, tensor);
   for (size_t l = 0; l < layers.size(); ++l) {
     LayerKind layer;
     layer.name = std::to_string(l);
     layer.parameters = layers[l].parameters * tensor;
+    if (all_types_are_known()) layer.forward_flops = layer.input_flops = layer.weight_flops = work[l];
     layer.boundary_bytes = layers[l].output_bytes;
     model_.kinds.push_back(layer);
     model_.layers.push_back(static_cast<int>(l));
@@ -325,9 +356,14 @@ void Prediction::link() {
     const PlanMachine& machine = kind.group.machines[0];
     DeviceType type;
     type.name = kind.name;
-    type.f32_flops = 1e12;     // of no effect: every layer is measured
-    type.memory_bytes = 1e15;  // as is this: memory is counted below
-    type.memory_bytes_per_second = 1e12;
+    type.f32_flops = type.memory_bytes_per_second = kInfinity;
+    for (const PlanMachine& each : kind.group.machines)
+      if (const DeviceType* known = find_device_type(each.type)) {
+        type.f32_flops = std::min(type.f32_flops, known->f32_flops * kind.group.tensor);
+        type.memory_bytes_per_second =
+            std::min(type.memory_bytes_per_second, known->memory_bytes_per_second * kind.group.tensor);
+      }
+    type.memory_bytes = 1e15;  // of no effect: memory is counted below
     type.inside = inside_link_of(machine.type);
     // Each GPU of a group exchanges its part with its counterpart in another group.
     type.inside.bytes_per_second *= kind.group.tensor;

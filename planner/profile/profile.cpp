@@ -27,19 +27,25 @@ LayerSeconds between(const ProfilePoint& a, const ProfilePoint& b, int microbatc
           std::min(a.update, b.update), Source::interpolated,   line(again(a), again(b))};
 }
 
-// From one measured size to another, by what the roofline has more or less: launches and reading weights take
-// as long whatever the size, which in proportion would be paid again. A device that is faster than the
-// roofline adds as much less as it is faster. Never more than in proportion, never fewer seconds for more
-// samples. `here` and `there`: the roofline at `microbatch` and at the measured size; a model without work
-// has none, then it is in proportion.
+// Kernels of a transformer block in one pass that a framework launches one by one: two norms, six products
+// with their biases, attention's scale, mask, softmax and two reshapes, an activation, dropouts and sums.
+constexpr double kMostLaunches = 25;
+
+// From one measured size to another: what a device takes beyond the roofline is launches, up to
+// `kMostLaunches`, which take as long whatever the size; the rest changes as the roofline does, which counts
+// the reading of weights once. (A device that needs three times the roofline is slow, it does not wait.)
+// Never more than in proportion, never fewer seconds for more samples. `here` and `there`: the roofline at
+// `microbatch` and at the measured size; a layer without work has none, then all but a launch is in
+// proportion.
 LayerSeconds from_one(const ProfilePoint& p, int microbatch, const LayerSeconds& here,
-                      const LayerSeconds& there) {
+                      const LayerSeconds& there, double launch) {
   const double factor = static_cast<double>(microbatch) / p.microbatch;
   const auto moved = [&](double seconds, double roof_here, double roof_there) {
-    if (roof_there <= 0) return seconds * factor;
-    const double faster = std::min(1.0, seconds / roof_there);
-    return std::clamp(seconds + (roof_here - roof_there) * faster, seconds * std::min(factor, 1.0),
-                      seconds * std::max(factor, 1.0));
+    const bool known = roof_there > 0;
+    const double fixed =
+        known ? std::clamp(seconds - roof_there, 0.0, kMostLaunches * launch) : std::min(seconds, launch);
+    return std::clamp(fixed + (seconds - fixed) * (known ? roof_here / roof_there : factor),
+                      seconds * std::min(factor, 1.0), seconds * std::max(factor, 1.0));
   };
   return {moved(p.forward, here.forward, there.forward),
           moved(p.input, here.input, there.input),
@@ -54,9 +60,10 @@ LayerSeconds as_measured(const ProfilePoint& p) {
 }
 
 // Of the measured points of one kind, type and degree, at least one, by micro-batch. `roof`: the roofline of
-// a micro-batch of them.
+// a micro-batch of them; `launch`: what a launch takes.
 template <typename Roof>
-LayerSeconds from_points(std::vector<const ProfilePoint*>& points, int microbatch, const Roof& roof) {
+LayerSeconds from_points(std::vector<const ProfilePoint*>& points, int microbatch, const Roof& roof,
+                         double launch) {
   LayerSeconds out;
   std::sort(points.begin(), points.end(),
             [](const ProfilePoint* a, const ProfilePoint* b) { return a->microbatch < b->microbatch; });
@@ -65,7 +72,7 @@ LayerSeconds from_points(std::vector<const ProfilePoint*>& points, int microbatc
   if (next != points.end() && (*next)->microbatch == microbatch) {
     out = as_measured(**next);
   } else if (points.size() == 1) {
-    out = from_one(*points[0], microbatch, roof(microbatch), roof(points[0]->microbatch));
+    out = from_one(*points[0], microbatch, roof(microbatch), roof(points[0]->microbatch), launch);
   } else if (next == points.begin()) {
     // A smaller micro-batch is never faster than in proportion, never slower than the smallest measured.
     out = between(*points[0], *points[1], microbatch);
@@ -199,7 +206,7 @@ std::optional<FromPoints> from_profile(const Profile& profile, const Cluster& cl
     if (kind.forward_flops <= 0) return LayerSeconds{};  // all that is known of the layer was measured
     return at_degree(cluster, node, model, kind, nearest, samples);
   };
-  LayerSeconds seconds = from_points(points, microbatch, roof);
+  LayerSeconds seconds = from_points(points, microbatch, roof, type_of(cluster, node).launch_seconds);
   if (nearest != tensor) {
     const LayerSeconds here = at_degree(cluster, node, model, kind, tensor, microbatch),
                        there = at_degree(cluster, node, model, kind, nearest, microbatch);

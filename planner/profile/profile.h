@@ -1,9 +1,9 @@
 // Measured seconds and bytes of layer kinds and seconds of messages, and what to say where nothing was
 // measured: between two measured micro-batch sizes a line, beyond them the line of the nearest two or, of
-// one, what the roofline has more or less; at another tensor-parallel degree the measured time scaled by the
-// roofline's ratio; of a type with other kinds measured the roofline scaled by what those took over
-// what it has for them; else the roofline itself. Each answer carries which of these it is. Plain data, read
-// and written as JSON.
+// one, launches that stay and a rest that changes as the roofline; at another tensor-parallel degree the
+// measured time scaled by the roofline's ratio; of a type with other kinds measured the roofline scaled by
+// what those took over what it has for them; else the roofline itself. Each answer carries which of these it
+// is. Plain data, read and written as JSON.
 #pragma once
 
 #include <optional>

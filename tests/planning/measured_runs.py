@@ -137,6 +137,26 @@ class Measured(Case):
         self.assertIn('micro-batch 4 on fast x 1 is extrapolated: its profile has 1, 2', plan['notes'])
         self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (0.054 + 2 * 0.024))
 
+    def test_from_one_size_launches_do_not_grow(self):
+        self.edit('profiles/toy/fast.json', lambda profile: profile.pop('2'))
+        self.copy('alone', 'larger', lambda plan: plan.update(mbs=4, gbs=8))
+        plan = self.answer()[0]['by_name']['larger']
+        self.assertIn('micro-batch 4 on fast x 1 is taken in proportion but for launches: its profile has 1', plan['notes'])
+        # Of 30 ms one launch forward and two backward.
+        self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (3 * 20e-6 + 4 * (0.03 - 3 * 20e-6)))
+
+    def test_from_one_size_goes_by_the_data_sheet_of_a_known_type(self):
+        times = {layer: [0.4e-3, 0.8e-3, 0.001] for layer in '0123'}  # of launches, for the most part
+        (self.folder / 'measured/profiles/toy/B200.json').write_text(json.dumps({'1': {'1': times}}))
+        self.copy('alone', 'larger', lambda plan: plan.update(mbs=4, gbs=8) or plan['pipeline_list'][0].update(
+            tmp_per_stage=[[[[['B200', 1, 'here-a']], 1]]]))
+        plan = self.answer()[0]['by_name']['larger']
+        self.assertIn('micro-batch 4 on B200 x 1 is extrapolated by the data sheet: its profile has 1', plan['notes'])
+        # A million parameters are 12 x 289^2; 2 MB are 1,732 tokens. Three passes, each at half of 75 TFLOP/s.
+        pass_seconds = 2 * 1e6 * (0.5e6 / (1e6 / 12)**0.5) / (0.5 * 75e12)
+        self.assertAlmostEqual(plan['pipeline_seconds'], 2 * 4 * (0.0012 + 3 * 3 * pass_seconds), delta=1e-4)
+        self.assertLess(plan['pipeline_seconds'], 0.5 * 2 * 4 * 4 * 0.0012)
+
     def test_a_batch_of_no_whole_micro_batches_is_said(self):
         self.copy('alone', 'odd', lambda plan: plan.update(mbs=2, gbs=7))
         self.assertIn('a batch of 7 is not whole micro-batches of 2: 8 samples are counted',

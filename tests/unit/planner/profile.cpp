@@ -272,30 +272,41 @@ TEST_CASE("what was measured without its group gets the group's collectives from
   CHECK(f.seconds(0, 1, 4).forward < 2.5 * 0.010);
 }
 
-TEST_CASE("from one measured size to another goes by the difference of the roofline") {
+TEST_CASE("from one measured size to another launches stay and the rest goes by the roofline") {
   Cluster cluster;
   cluster.types = {plain_type("unit", 1, 16)};
   cluster.nodes = {plain_machine("a", "unit", 1)};
-  const Model model = plain_model(1);
+  Model model = plain_model(1);
   const auto at = [&](double forward, int measured, int microbatch) {
     Profile profile;
     profile.points = {{"layer", "unit", 1, measured, forward, forward, forward}};
     return layer_seconds(profile, cluster, 0, model, model.kinds[0], 1, microbatch);
   };
   constexpr double kSample = 2e-3;  // by the roofline, beside a launch
-  // 3 ms of something that does not grow with the size: twice the samples add what a sample computes.
-  const LayerSeconds twice = at(5e-3, 1, 2);
-  CHECK(twice.forward == Approx(5e-3 + kSample));
-  CHECK(twice.input == Approx(5e-3 + kSample));
+  const auto roof = [](int samples) { return samples * kSample + kLaunchSeconds; };
+  // 0.4 ms that launches explain: twice the samples add what a sample computes.
+  const LayerSeconds twice = at(2.4e-3, 1, 2);
+  CHECK(twice.forward == Approx(2.4e-3 + kSample));
+  CHECK(twice.input == Approx(2.4e-3 + kSample));
   CHECK(twice.source == Source::extrapolated);
-  CHECK(at(5e-3, 1, 8).forward == Approx(5e-3 + 7 * kSample));
+  CHECK(at(2.4e-3, 1, 8).forward == Approx(2.4e-3 + 7 * kSample));
+  // Three times the roofline is no launches: the device is slow, at other sizes too.
+  constexpr double kLaunches = 25 * kLaunchSeconds;
+  CHECK(at(6e-3, 1, 2).forward == Approx(kLaunches + (6e-3 - kLaunches) * roof(2) / roof(1)));
+  CHECK(at(24e-3, 4, 1).forward == Approx(kLaunches + (24e-3 - kLaunches) * roof(1) / roof(4)));
   // As fast as the roofline: the launch is not paid twice. Faster: as much less is added.
-  CHECK(at(kSample + kLaunchSeconds, 1, 2).forward == Approx(2 * kSample + kLaunchSeconds));
-  CHECK(at(0.5 * (kSample + kLaunchSeconds), 1, 2).forward == Approx(0.5 * (2 * kSample + kLaunchSeconds)));
+  CHECK(at(roof(1), 1, 2).forward == Approx(roof(2)));
+  CHECK(at(0.5 * roof(1), 1, 2).forward == Approx(0.5 * roof(2)));
   // Fewer samples: what they compute is gone, but never more than in proportion.
-  CHECK(at(20e-3, 4, 2).forward == Approx(20e-3 - 2 * kSample));
-  CHECK(at(8.1e-3, 4, 1).forward == Approx(8.1e-3 - 3 * kSample));
+  CHECK(at(8.4e-3, 4, 2).forward == Approx(8.4e-3 - 2 * kSample));
   CHECK(at(1e-3, 4, 1).forward >= 0.25e-3);
+  // A device that launches nothing, and a layer of unknown work.
+  cluster.types[0].launch_seconds = 0;
+  CHECK(at(2.4e-3, 1, 2).forward == Approx(4.8e-3));
+  cluster.types[0].launch_seconds = kLaunchSeconds;
+  model.kinds[0].forward_flops = model.kinds[0].input_flops = model.kinds[0].weight_flops = 0;
+  CHECK(at(2e-3, 1, 2).forward == Approx(4e-3 - kLaunchSeconds));
+  CHECK(at(1e-6, 1, 4).forward == Approx(1e-6));
 }
 
 TEST_CASE("activations are kept as measured at the same degree, in proportion to samples") {
