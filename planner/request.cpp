@@ -219,10 +219,42 @@ const CostTable& Evaluator::compute_costs(int tensor, int microbatch) {
 
 bool goes_on(const Request& request) { return !request.goes_on || request.goes_on(); }
 
-Candidate Evaluator::run(PlanLayout layout, std::string_view origin, const SimulateOptions& options) {
+size_t Evaluator::HashOfLayout::operator()(const PlanLayout& layout) const {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a, a word at a time
+  const auto add = [&](int word) { hash = (hash ^ static_cast<uint32_t>(word)) * 1099511628211u; };
+  for (const int word : {layout.tensor, layout.microbatch, static_cast<int>(layout.schedule), layout.chunks,
+                         layout.warmup, static_cast<int>(layout.sharded_optimizer)})
+    add(word);
+  for (const PipelineLayout& pipeline : layout.pipelines) {
+    add(pipeline.microbatches);
+    for (const StageLayout& stage : pipeline.stages)
+      for (const int word :
+           {stage.node, stage.host, stage.layers, static_cast<int>(stage.recompute), stage.share})
+        add(word);
+  }
+  return static_cast<size_t>(hash ^ hash >> 32);
+}
+
+Simulation Evaluator::simulation_of(const PlanLayout& layout, bool contention) {
+  constexpr size_t kMostStages = 200'000;  // some 20 MiB
+  auto& known = known_[contention];
+  if (const auto found = known.find(layout); found != known.end()) return found->second;
+  SimulateOptions options;
+  options.contention = contention;
+  Simulation simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
+  for (const PipelineLayout& pipeline : layout.pipelines) known_stages_ += pipeline.stages.size();
+  if (known_stages_ > kMostStages) {
+    for (auto& each : known_) each.clear();
+    known_stages_ = 0;
+  }
+  known.emplace(layout, simulation);
+  return simulation;
+}
+
+Candidate Evaluator::run(PlanLayout layout, std::string_view origin, bool contention) {
   if (!goes_on(request_)) fail(ErrorKind::environment, "the search for a plan was given up");
   Candidate candidate;
-  candidate.simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
+  candidate.simulation = simulation_of(layout, contention);
   candidate.layout = std::move(layout);
   candidate.origin = origin;
   candidate.score = candidate.simulation.fits
@@ -252,15 +284,13 @@ void Evaluator::remember(const Candidate& candidate) {
 
 Candidate Evaluator::simulate(PlanLayout layout, std::string_view origin) {
   ++simulations_;
-  Candidate candidate = run(std::move(layout), origin, {});
+  Candidate candidate = run(std::move(layout), origin, true);
   if (migration_ && candidate.feasible()) remember(candidate);
   return candidate;
 }
 
 Candidate Evaluator::estimate(PlanLayout layout, std::string_view origin) {
-  SimulateOptions options;
-  options.contention = false;
-  return run(std::move(layout), origin, options);
+  return run(std::move(layout), origin, false);
 }
 
 Simulation Evaluator::details(const PlanLayout& layout) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -131,7 +132,9 @@ class Evaluator {
     std::optional<double> least_seconds;
   };
   Entry& entry(int tensor, int microbatch);
-  Candidate run(PlanLayout layout, std::string_view origin, const SimulateOptions& options);
+  Candidate run(PlanLayout layout, std::string_view origin, bool contention);
+  // Without details and events: looked up where the layout was simulated before, which more than half are.
+  Simulation simulation_of(const PlanLayout& layout, bool contention);
 
   const Request& request_;
   std::map<std::pair<int, int>, std::unique_ptr<Entry>> entries_;
@@ -140,6 +143,11 @@ class Evaluator {
   double measured_share(const PlanLayout& layout);
   bool wins(const Candidate& a, const Candidate& b);  // both fit
 
+  struct HashOfLayout {
+    size_t operator()(const PlanLayout& layout) const;
+  };
+  std::unordered_map<PlanLayout, Simulation, HashOfLayout> known_[2];  // without contention, with it
+  size_t known_stages_ = 0;                                            // of all layouts there
   Candidate best_, nearest_;
   std::map<std::tuple<int, int, int, bool>, Candidate> bests_;
   int64_t simulations_ = 0;

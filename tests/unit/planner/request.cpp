@@ -131,6 +131,45 @@ TEST_CASE("sizes that cannot beat the best are not tried, unless they may come n
   CHECK_FALSE(evaluator.can_prune(1, 8));
 }
 
+TEST_CASE("what an evaluator has simulated before it says again, of this layout alone") {
+  Request request;
+  request.model = small_layers(6);
+  request.cluster.types = {plain_type("unit", 1, 64)};
+  request.cluster.nodes = {plain_machine("a", "unit", 4), plain_machine("b", "unit", 4)};
+  request.cluster.between = {1e-4, 1e8};
+  request.batch = 16;
+  Evaluator evaluator(request);
+  PlanLayout layout;
+  layout.sharded_optimizer = true;
+  layout.pipelines.assign(2, {8, {{0, 0, 0, 3}, {1, 0, 3, 3}}});
+  std::vector<PlanLayout> layouts{layout};
+  const auto also = [&](const auto& change) {
+    layouts.push_back(layout);
+    change(layouts.back());
+  };
+  also([](PlanLayout& other) { other.pipelines[0].stages[0].share = 3; });
+  also([](PlanLayout& other) { other.pipelines[0].stages[1].recompute = true; });
+  also([](PlanLayout& other) { other.schedule = Schedule::split_backward; });
+  also([](PlanLayout& other) { other.warmup = 1; });
+  also([](PlanLayout& other) {
+    std::swap(other.pipelines[1].stages[0].node, other.pipelines[1].stages[1].node);
+  });
+  also([](PlanLayout& other) {
+    other.pipelines[0].microbatches = 9;
+    other.pipelines[1].microbatches = 7;
+  });
+  for (const bool again : {false, true})
+    for (const PlanLayout& each : layouts) {
+      INFO("again " << again << ", layout " << &each - layouts.data());
+      Evaluator fresh(request);
+      CHECK(evaluator.simulate(each, {}).simulation.seconds == fresh.simulate(each, {}).simulation.seconds);
+      CHECK(evaluator.estimate(each, {}).simulation.seconds == fresh.estimate(each, {}).simulation.seconds);
+      CHECK(evaluator.simulate(each, {}).simulation.over_bytes ==
+            Simulator(fresh.costs(1, 1), request.cluster).run(each).over_bytes);
+    }
+  CHECK(evaluator.simulations() == static_cast<int64_t>(4 * layouts.size()));
+}
+
 TEST_CASE("money needs prices, and without rates of preemptions progress is noted to be time") {
   Request request;
   request.cluster = cluster_of({{"A100-80", 1}, {"T4", 1}});
