@@ -156,6 +156,8 @@ namespace parts {
 // A large cluster that is used well loses by every device that is left out, and a search of a part takes as
 // long as that of the whole. Poor: times the lower bound.
 inline constexpr double kPoor = 2;
+// A cluster with one host less is a part where so few devices are left that every grouping takes little time.
+inline constexpr size_t kFewDevices = 6;
 inline constexpr double kNearest = 1.03;  // times its lower bound: no plan of a part is nearer
 inline constexpr double kNear = 1.1;      // times the best: what is worse does not catch up
 // Of a part that is to be nearly as fast: times what it may take at most. Where its best symmetric plan takes

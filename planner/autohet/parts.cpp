@@ -42,7 +42,14 @@ std::vector<Part> parts_of(const Request& request, bool halves = false) {
   for (size_t own = 0; own < nodes.size(); ++own) {
     all_where([&](size_t n) { return n == own; });
     add([&](size_t n) { return n == own ? size_t{1} : size_t{0}; });
-    if (!halves) continue;
+    if (!halves) {
+      // Of what is left, if it is small, every grouping is tried.
+      const auto fewer = [&](size_t n) { return nodes[n].hosts.size() - (n == own ? 1 : 0); };
+      size_t devices = 0;
+      for (size_t n = 0; n < nodes.size(); ++n) devices += fewer(n) * static_cast<size_t>(nodes[n].devices);
+      if (devices <= kFewDevices && request.model.count() <= limits::kSmallLayers) add(fewer);
+      continue;
+    }
     const size_t half = (nodes[own].hosts.size() + 1) / 2;
     add([&](size_t n) { return n == own ? half : size_t{0}; });
     add([&](size_t n) { return n == own ? half : rate(n) > rate(own) ? nodes[n].hosts.size() : 0; });
