@@ -40,8 +40,11 @@ std::string what_fills(const StepParts& parts, const PipelineLayout& pipeline) {
   else
     most += fmt::format(": {} of the step", share(longest));
   if (parts.bubble >= 0.01 * step)
-    most += fmt::format("; {} micro-batches leave {} of the step to fill and drain", pipeline.microbatches,
-                        share(parts.bubble));
+    most +=
+        fmt::format("; {} {} of the step to fill and drain",
+                    pipeline.microbatches == 1 ? "1 micro-batch leaves"
+                                               : fmt::format("{} micro-batches leave", pipeline.microbatches),
+                    share(parts.bubble));
   if (exposed >= 0.01 * step) most += fmt::format("; {} exposed communication", share(exposed));
   return most;
 }

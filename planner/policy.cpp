@@ -112,6 +112,14 @@ std::vector<std::string> why_infeasible(const Request& request, Evaluator& evalu
   return problems;
 }
 
+// Where no pipeline has two stages every schedule runs as 1F1B does, and so the plan is named.
+void name_schedule(PlanLayout& layout) {
+  for (const PipelineLayout& pipeline : layout.pipelines)
+    if (pipeline.stages.size() > 1) return;
+  layout.schedule = Schedule::one_f_one_b;
+  layout.warmup = 0;
+}
+
 }  // namespace
 
 const std::vector<std::string>& policy_names() {
@@ -157,6 +165,7 @@ Planned plan_with(const Request& request, std::string_view policy) {
     planned.best = least.candidate;
     planned.moved = Replanned{{}, best.candidate.simulation.seconds, best.bytes, request.near};
   }
+  name_schedule(planned.best.layout);
   planned.best.simulation = evaluator.details(planned.best.layout);
   planned.plan = evaluator.migration() != nullptr ? evaluator.migration()->place(planned.best.layout)
                                                   : to_plan(planned.best.layout, request.cluster);

@@ -42,6 +42,21 @@ return het.train { data = corpus, batch = 96, steps = 1, precision = "bf16", opt
                       'slowest in compute: compute', 'what binds: ', 'what helps, each alone: '):
             self.assertIn(words, out)
 
+    def plan_text(self, *nodes, between='bandwidth = "1 Gbit/s", latency = "100 us"', **options):
+        """What `hetrun plan` prints for recipes/llama_tiny.lua on these nodes: ("T4", 1) is one T4."""
+        listed = ', '.join(f'het.node {{ name = "n{n}", type = "{kind}", devices = {count} }}' for n, (kind, count) in enumerate(nodes))
+        (self.folder / 'cluster.lua').write_text(f'local het = require "het"\nreturn het.cluster {{ {between}, {listed} }}')
+        return self.hetrun('plan', ROOT / 'recipes' / 'llama_tiny.lua', '--text=text.txt', '--cluster=cluster.lua',
+                           *(f'--{name}={value}' for name, value in options.items()))[0]
+
+    def test_a_plan_of_single_stages_has_no_other_schedule(self):
+        out = self.plan_text(('T4', 1), width=1024, layers=12, heads=16, kv_heads=4, context=1024, batch=1, precision='f16')
+        self.assertIn('het.plan { tensor = 1, microbatch = 1,\n', out)
+
+    def test_a_single_micro_batch_leaves_a_bubble(self):
+        out = self.plan_text(('RTX-3090', 4), ('RTX-2080-Ti', 4), width=256, layers=3, heads=4, kv_heads=4, context=64, batch=4)
+        self.assertIn('; 1 micro-batch leaves ', out)
+
     def test_what_is_hardly_meant_is_noted(self):
         out, _ = self.hetrun('plan', 'small.lua', '--cluster=cluster.lua', '--objective=progress')
         self.assertIn('note: the objective is progress, and no node has a rate of preemptions', out)
