@@ -170,6 +170,32 @@ std::string show_devices(const std::vector<std::string>& devices) {
   return text;
 }
 
+// Stages compute while others' transfers pass an interface, so that a link can set the pace of stages that
+// compute most of the step: it binds where its double gains as much as kBinds asks of a part divided by
+// three, first where it gains more than faster stages do, and alone where these gain nothing.
+void add_links(PlanReport& report) {
+  double links = 0, stages = 0;
+  for (const WhatIf& what : report.helps) {
+    if (what.kind == WhatIf::Kind::link || what.kind == WhatIf::Kind::all_links)
+      links = std::max(links, what.gain);
+    if (what.kind == WhatIf::Kind::slowest_stages) stages = what.gain;
+  }
+  if (links < kBinds / 3) return;
+  std::string_view largest;
+  double most = 0;
+  for (const StepPart& part : step_parts())
+    for (const auto seconds : {&StepParts::transfers, &StepParts::gradients, &StepParts::gather})
+      if (part.seconds == seconds && report.parts.*seconds > most) {
+        most = report.parts.*seconds;
+        largest = part.name;
+      }
+  const auto is_named = std::find(report.binds.begin(), report.binds.end(), largest);
+  if (largest.empty() || is_named == report.binds.begin()) return;
+  if (is_named != report.binds.end()) report.binds.erase(is_named);
+  if (stages < kGains) std::erase(report.binds, "compute");
+  report.binds.insert(links > stages ? report.binds.begin() : report.binds.end(), largest);
+}
+
 // What the step goes to where it is slowest, what binds it, and what would help. Memory binds where a change
 // that lacks memory gains as much as kBinds asks of a part divided by three.
 void add_binding(const Request& request, const Planned& planned, const std::vector<StepParts>& parts,
@@ -184,6 +210,7 @@ void add_binding(const Request& request, const Planned& planned, const std::vect
   report.parts = parts[slowest];
   report.binds = what_binds(report.parts);
   if (with_helps) report.helps = what_helps(request, planned);
+  add_links(report);
   for (const WhatIf& what : report.helps)
     if (what.lacks_bytes > 0 && what.gain >= kBinds / 3 && planned.best.simulation.fits) {
       report.binds.emplace_back("memory");

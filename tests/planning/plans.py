@@ -318,6 +318,11 @@ class Simulations(Case):
         best = self.json_of('plan', 'small.lua', '--cluster=cluster.lua')
         self.assertLessEqual(best['report']['step_seconds'], answer['report']['step_seconds'])
 
+    def test_a_plan_of_other_samples_than_the_batch_is_refused(self):
+        self.recipe('het.plan { microbatch = 1, het.pipeline { microbatches = 7, het.stage { "a:0" } } }')
+        self.assertIn("the plan's 7 micro-batches of 1 sample are 7 samples, batch = 8",
+                      self.refused('simulate', 'small.lua', '--cluster=cluster.lua'))
+
     def test_what_a_step_goes_to_and_what_would_make_it_shorter(self):
         cluster = ('local het = require "het"\nreturn het.cluster { bandwidth = "%s", latency = "50 us",\n'
                    '  het.node { name = "a", type = "T4", devices = 2 }, het.node { name = "t", type = "T4", devices = 2 } }\n')

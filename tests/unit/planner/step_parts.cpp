@@ -169,6 +169,28 @@ TEST_CASE("the link that would have to be faster is named") {
   CHECK(report.helps[0].step_seconds == Approx(planned_of(request, layout).best.simulation.seconds));
 }
 
+TEST_CASE("a link that sets the pace of stages that compute most of the step binds it") {
+  Request request = request_of({plain_machine("a", "unit", 4), plain_machine("b", "unit", 4)},
+                               plain_model(8, 1), 64, {1e-6, 1e12});
+  PlanLayout layout;
+  layout.warmup = 1;
+  for (int p = 0; p < 4; ++p) layout.pipelines.push_back({16, {{0, 0, 0, 4}, {1, 0, 4, 4}}});
+  const auto at = [&](double bytes_per_second) {
+    request.cluster.between.bytes_per_second = bytes_per_second;
+    return explain(request, planned_of(request, layout));
+  };
+  // A boundary in four fifths of what a stage takes for a micro-batch forward and backward, of four
+  // pipelines.
+  const double stage = at(1e12).devices[0].busy_share * at(1e12).step_seconds / 16;
+  const double bytes = request.model.kinds[0].boundary_bytes;
+  const PlanReport fast = at(1e12), slow = at(4 * bytes / (1.1 * stage));
+  INFO(to_text(fast) << to_text(slow));
+  CHECK(fast.binds == std::vector<std::string_view>{"compute"});
+  CHECK(slow.parts.compute > 0.6 * slow.step_seconds);
+  CHECK(slow.parts.transfers < kBinds * slow.step_seconds);
+  CHECK(slow.binds[0] == "transfers");
+}
+
 TEST_CASE("machines that are alike are named once, and the slowest of several links is said") {
   Request request = request_of({plain_machine("n", "unit", 1, 4)}, plain_model(4, 1e6), 4, {1e-6, 1.25e7});
   PlanLayout layout;
