@@ -210,10 +210,12 @@ std::optional<FromPoints> from_profile(const Profile& profile, const Cluster& cl
   if (nearest != tensor) {
     const LayerSeconds here = at_degree(cluster, node, model, kind, tensor, microbatch),
                        there = at_degree(cluster, node, model, kind, nearest, microbatch);
-    seconds.forward *= here.forward / there.forward;
-    seconds.recompute *= here.recompute / there.recompute;
-    seconds.input *= here.input / there.input;
-    seconds.weight *= here.weight / there.weight;
+    // A pass without work, as an embedding's to its input, takes nothing on a device that launches nothing.
+    const auto ratio = [](double to, double from) { return from > 0 ? to / from : 1; };
+    seconds.forward *= ratio(here.forward, there.forward);
+    seconds.recompute *= ratio(here.recompute, there.recompute);
+    seconds.input *= ratio(here.input, there.input);
+    seconds.weight *= ratio(here.weight, there.weight);
     if (seconds.update >= 0) seconds.update *= static_cast<double>(nearest) / tensor;
     if (seconds.source == Source::measured) seconds.source = Source::interpolated;
   }

@@ -309,6 +309,21 @@ TEST_CASE("from one measured size to another launches stay and the rest goes by 
   CHECK(at(1e-6, 1, 4).forward == Approx(1e-6));
 }
 
+TEST_CASE("a pass without work has a time at other degrees than the measured one") {
+  Cluster cluster;
+  cluster.types = {plain_type("unit", 1, 16)};
+  cluster.types[0].launch_seconds = 0;
+  cluster.nodes = {plain_machine("a", "unit", 2)};
+  Model model = plain_model(1);
+  model.kinds[0].input_flops = model.kinds[0].forward_bytes = 0;
+  Profile profile;
+  profile.points = {{"layer", "unit", 1, 1, 4e-3, 1e-6, 4e-3}};
+  const LayerSeconds seconds = layer_seconds(profile, cluster, 0, model, model.kinds[0], 2, 1);
+  CHECK(seconds.forward >= 2e-3);
+  CHECK(seconds.input >= 1e-6);
+  CHECK(seconds.input < 1e-3);
+}
+
 TEST_CASE("activations are kept as measured at the same degree, in proportion to samples") {
   Fixture f;
   const LayerKind& block = f.model.kinds[1];
