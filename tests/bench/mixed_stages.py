@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Two zones, each with devices of both kinds and fast links; slow links between the zones.
 TWO_ZONES = '''local het = require "het"
 local function device(name, rate)
-  return het.device_type {{ name = name, f32 = rate, memory = "{memory}", memory_bandwidth = "300 GB/s", efficiency = 0.6,
+  return het.device_type {{ name = name, f32 = rate, memory = "{memory}", memory_bandwidth = "300 GB/s", efficiency = 0.6, launch = "0 us",
     bandwidth = "{inside}", latency = "10 us" }}
 end
 return het.cluster {{ bandwidth = "{between}", latency = "50 us", device("fast", "{fast} TFLOP/s"), device("slow", "{slow} TFLOP/s"),
