@@ -247,6 +247,9 @@ class Replans(Case):
         answer = self.json_of('plan', *words)
         size = answer['plan']['microbatch']
         self.assertEqual(sum(size * pipeline['microbatches'] for pipeline in answer['plan']['pipelines']), 6)
+        (self.folder / 'plan.lua').write_text(self.hetrun('plan', *words, '--lua')[0])
+        simulated = self.json_of('simulate', *words, '--plan=plan.lua')
+        self.assertEqual(simulated['report']['step_seconds'], answer['report']['step_seconds'])
 
     def test_a_plan_that_lacks_memory_is_said_to_be_bound_by_it(self):
         (self.folder / 'large.lua').write_text('''local het = require "het"

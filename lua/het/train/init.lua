@@ -198,8 +198,9 @@ local function check(a, report)
     report("model", "train.model is what run:model() returned, which is for calls; het.load has a saved one to train")
   end
   check_reference(a, report)
-  -- Plans choose the size themselves.
-  if a.batch % (a.microbatch or a.batch) ~= 0 and native.recipe_for ~= "plan" then
+  -- Plans choose the size themselves; what simulates one may be given another with --plan.
+  local by_plan = native.recipe_for == "plan" or native.recipe_for == "simulate"
+  if a.batch % (a.microbatch or a.batch) ~= 0 and not by_plan then
     report("microbatch", ("train.microbatch = %d does not divide batch = %d; nearest that do: %s"):format(
       a.microbatch, a.batch, suggest.divisors(a.batch, a.microbatch)))
   end
