@@ -85,6 +85,11 @@ class Prediction {
   void find_kinds();
   std::vector<std::string> damage_of(const TypeTimes& times, int tensor);
   void collect(Profiles& profiles);
+  void problem(std::string sentence);
+  void check_sizes(const Kind& kind);
+  void add_times(Kind& kind, const PlanMachine& machine, Profiles& profiles);
+  void note_size(const Kind& kind);
+  void check_counts();
   void tell_apart();
   bool all_types_are_known() const;
   void spread(Kind& kind);
@@ -150,89 +155,99 @@ std::vector<std::string> Prediction::damage_of(const TypeTimes& times, int tenso
   return problems;
 }
 
+// A problem of several stages is said once.
+void Prediction::problem(std::string sentence) {
+  auto& all = plan_.problems;
+  if (std::find(all.begin(), all.end(), sentence) == all.end()) all.push_back(std::move(sentence));
+}
+
 // The kinds of groups with their times, or why there are none.
 void Prediction::collect(Profiles& profiles) {
-  const auto problem = [&](std::string sentence) {
-    auto& all = plan_.problems;
-    if (std::find(all.begin(), all.end(), sentence) == all.end()) all.push_back(std::move(sentence));
-  };
   find_kinds();
   for (Kind& kind : kinds_) {
-    const int tensor = kind.group.tensor;
-    const std::string wanted = fmt::format("{}, {}", file_.path, kind.where);
-    if (!sizes_.contains(tensor)) {
-      std::vector<int> there;
-      for (const auto& [degree, layers] : sizes_) there.push_back(degree);
-      problem(fmt::format("{}: {} has no sizes for tensor-parallel degree {}; it has {}; {} has this degree",
-                          request_.model_info, plan_.model, tensor, fmt::join(there, ", "), wanted));
-    } else if (static_cast<int>(sizes(tensor).size()) != file_.layers()) {
-      problem(fmt::format("{}: {} has {} layers at tensor-parallel degree {}; the plan divides {}",
-                          request_.model_info, plan_.model, sizes(tensor).size(), tensor, file_.layers()));
-    }
-    for (const PlanMachine& machine : kind.group.machines) {
-      std::vector<std::string> unread;
-      const TypeTimes* times = profiles.find(plan_.model, file_.layers(), machine.type, unread);
-      for (std::string& sentence : unread) problem(std::move(sentence));
-      if (times == nullptr) {
-        problem(fmt::format("{} has GPUs of type \"{}\"", wanted, machine.type));
-        continue;
-      }
-      for (std::string& sentence : damage_of(*times, tensor)) problem(std::move(sentence));
-      const auto found = times->tables.find(tensor);
-      if (found == times->tables.end()) {
-        if (times->damaged.contains(tensor)) continue;
-        std::vector<int> there;
-        for (const auto& [degree, microbatches] : times->tables) there.push_back(degree);
-        problem(fmt::format(
-            "{}: the profile of {} has no times for tensor-parallel degree {}; it has {}; {} has this degree",
-            profiles.path(), machine.type, tensor, fmt::join(there, ", "), wanted));
-        continue;
-      }
-      // Of several machines the slowest sets the pace.
-      if (&machine == &kind.group.machines[0]) kind.times = found->second;
-      std::erase_if(kind.times, [&](const auto& entry) { return !found->second.contains(entry.first); });
-      for (auto& [microbatch, layers] : kind.times)
-        for (size_t l = 0; l < layers.size(); ++l) {
-          const LayerTimes& other = found->second.at(microbatch)[l];
-          layers[l] = {std::max(layers[l].forward, other.forward),
-                       std::max(layers[l].backward, other.backward),
-                       std::max(layers[l].update, other.update)};
-        }
-    }
+    check_sizes(kind);
+    for (const PlanMachine& machine : kind.group.machines) add_times(kind, machine, profiles);
     kind.measured = kind.times.contains(file_.microbatch);
     if (plan_.problems.empty() && kind.times.empty())
       problem(fmt::format("{}: the profiles of {} have no micro-batch size in common", profiles.path(),
                           kind.name));
-    if (plan_.problems.empty() && !kind.measured) {
-      std::vector<int> there;
-      for (const auto& [microbatch, layers] : kind.times) there.push_back(microbatch);
-      plan_.interpolated = true;
-      const bool is_between = there.front() < file_.microbatch && file_.microbatch < there.back();
-      plan_.notes.push_back(fmt::format("micro-batch {} on {} is {}: its profile has {}", file_.microbatch,
-                                        kind.name,
-                                        is_between              ? "interpolated"
-                                        : there.size() > 1      ? "extrapolated"
-                                        : all_types_are_known() ? "extrapolated by the data sheet"
-                                                                : "taken in proportion but for launches",
-                                        fmt::join(there, ", ")));
-    }
+    if (plan_.problems.empty() && !kind.measured) note_size(kind);
   }
   tell_apart();
-  if (plan_.problems.empty()) {
-    int replicas = 0;
-    for (const auto& stages : file_.pipelines) replicas += static_cast<int>(stages[0].replicas.size());
-    const int all = (file_.batch + file_.microbatch - 1) / file_.microbatch;
-    if (replicas > kMostGroups || all > kMostMicrobatches)
-      problem(fmt::format("{}: {} replicas and {} micro-batches are more than can be simulated ({} and {})",
-                          file_.path, replicas, all, kMostGroups, kMostMicrobatches));
-    else if (all < replicas)
-      problem(fmt::format("{}: a batch of {} is {} micro-batches of {}, fewer than its {} replicas",
-                          file_.path, file_.batch, all, file_.microbatch, replicas));
-    if (file_.batch % file_.microbatch != 0)
-      plan_.notes.push_back(
-          fmt::format("a batch of {} is not whole micro-batches of {}: {} samples are counted", file_.batch,
-                      file_.microbatch, int64_t{all} * file_.microbatch));
+  if (plan_.problems.empty()) check_counts();
+}
+
+void Prediction::check_sizes(const Kind& kind) {
+  const int tensor = kind.group.tensor;
+  if (!sizes_.contains(tensor)) {
+    std::vector<int> there;
+    for (const auto& [degree, layers] : sizes_) there.push_back(degree);
+    problem(fmt::format(
+        "{}: {} has no sizes for tensor-parallel degree {}; it has {}; {}, {} has this degree",
+        request_.model_info, plan_.model, tensor, fmt::join(there, ", "), file_.path, kind.where));
+  } else if (static_cast<int>(sizes(tensor).size()) != file_.layers()) {
+    problem(fmt::format("{}: {} has {} layers at tensor-parallel degree {}; the plan divides {}",
+                        request_.model_info, plan_.model, sizes(tensor).size(), tensor, file_.layers()));
   }
+}
+
+// Of several machines the slowest sets the pace.
+void Prediction::add_times(Kind& kind, const PlanMachine& machine, Profiles& profiles) {
+  const int tensor = kind.group.tensor;
+  std::vector<std::string> unread;
+  const TypeTimes* times = profiles.find(plan_.model, file_.layers(), machine.type, unread);
+  for (std::string& sentence : unread) problem(std::move(sentence));
+  if (times == nullptr)
+    return problem(fmt::format("{}, {} has GPUs of type \"{}\"", file_.path, kind.where, machine.type));
+  for (std::string& sentence : damage_of(*times, tensor)) problem(std::move(sentence));
+  const auto found = times->tables.find(tensor);
+  if (found == times->tables.end()) {
+    if (times->damaged.contains(tensor)) return;
+    std::vector<int> there;
+    for (const auto& [degree, microbatches] : times->tables) there.push_back(degree);
+    return problem(fmt::format(
+        "{}: the profile of {} has no times for tensor-parallel degree {}; it has {}; {}, {} has this degree",
+        profiles.path(), machine.type, tensor, fmt::join(there, ", "), file_.path, kind.where));
+  }
+  if (&machine == &kind.group.machines[0]) kind.times = found->second;
+  std::erase_if(kind.times, [&](const auto& entry) { return !found->second.contains(entry.first); });
+  for (auto& [microbatch, layers] : kind.times)
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const LayerTimes& other = found->second.at(microbatch)[l];
+      layers[l] = {std::max(layers[l].forward, other.forward), std::max(layers[l].backward, other.backward),
+                   std::max(layers[l].update, other.update)};
+    }
+}
+
+// The plan's micro-batch size was not measured.
+void Prediction::note_size(const Kind& kind) {
+  std::vector<int> there;
+  for (const auto& [microbatch, layers] : kind.times) there.push_back(microbatch);
+  plan_.interpolated = true;
+  const bool is_between = there.front() < file_.microbatch && file_.microbatch < there.back();
+  plan_.notes.push_back(fmt::format("micro-batch {} on {} is {}: its profile has {}", file_.microbatch,
+                                    kind.name,
+                                    is_between              ? "interpolated"
+                                    : there.size() > 1      ? "extrapolated"
+                                    : all_types_are_known() ? "extrapolated by the data sheet"
+                                                            : "taken in proportion but for launches",
+                                    fmt::join(there, ", ")));
+}
+
+void Prediction::check_counts() {
+  int replicas = 0;
+  for (const auto& stages : file_.pipelines) replicas += static_cast<int>(stages[0].replicas.size());
+  const int all = (file_.batch + file_.microbatch - 1) / file_.microbatch;
+  if (replicas > kMostGroups || all > kMostMicrobatches)
+    problem(fmt::format("{}: {} replicas and {} micro-batches are more than can be simulated ({} and {})",
+                        file_.path, replicas, all, kMostGroups, kMostMicrobatches));
+  else if (all < replicas)
+    problem(fmt::format("{}: a batch of {} is {} micro-batches of {}, fewer than its {} replicas", file_.path,
+                        file_.batch, all, file_.microbatch, replicas));
+  if (file_.batch % file_.microbatch != 0)
+    plan_.notes.push_back(
+        fmt::format("a batch of {} is not whole micro-batches of {}: {} samples are counted", file_.batch,
+                    file_.microbatch, int64_t{all} * file_.microbatch));
 }
 
 // Kinds that differ in their machines alone have one name so far.
