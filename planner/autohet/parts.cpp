@@ -6,6 +6,7 @@
 
 #include "planner/autohet/anneal.h"
 #include "planner/autohet/limits.h"
+#include "planner/autohet/refine.h"
 #include "planner/autohet/search.h"
 
 namespace het::planner {
@@ -134,6 +135,7 @@ void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPl
   for (const auto& part : parts) {
     if (part->evaluator.best_score() > limits::parts::kNear * evaluator.best_score()) continue;
     anneal_plans(part->evaluator, evaluator.request().extensions, "auto");
+    refine_best(part->evaluator, "auto");
     submit_best(evaluator, *part);
   }
 }

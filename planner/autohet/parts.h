@@ -19,13 +19,14 @@ struct PartPlans {
   Evaluator evaluator;
 };
 
-// Searches parts of the cluster (the fastest types, each zone, each kind of node, one host of it) that could
+// Searches parts of the cluster (the fastest types, each zone, each kind of node, one host of it; where few
+// devices remain, all but one host) that could
 // still beat the best plan so far, and submits what it finds to `evaluator`. Comes after a search of the
 // whole.
 std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator);
 
-// Improves the plans of parts that are nearly as good as the best by local search, as anneal_plans does those
-// of the whole, after which it comes.
+// Improves the plans of parts that are nearly as good as the best by local search and small edits, as
+// anneal_plans and refine_best do those of the whole; after anneal_plans.
 void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPlans>>& parts);
 
 // The cheapest part of the cluster whose plan has kNearlyAsFast of the speed of `answer` for at most

@@ -16,6 +16,13 @@ class Plans(Case):
                                         '--context=2048', '--batch=64')['report']['step_seconds'])
         self.assertLessEqual(seconds[0], seconds[1] * (1 + 1e-9))
 
+    def test_small_edits_of_a_part_count(self):
+        nodes = ('T4', 4), ('L4', 2), ('A100-80', 4), ('A100-80', 4)
+        steps = [re.search(r'(?m)^step ([\d.]+) ms', self.plan_text(
+            *given, between='bandwidth = "25 Gbit/s", latency = "30 us"', precision='f16', width=2048, layers=24, heads=16,
+            kv_heads=8, context=2048, batch=32, without='sharding_programs'))[1] for given in (nodes, nodes[1:])]
+        self.assertLessEqual(float(steps[0]), 1.005 * float(steps[1]))
+
     def test_a_slow_link_between_two_of_three_machines_costs_no_machine(self):
         (self.folder / 'large.lua').write_text('''local het = require "het"
 local corpus = het.data.text { path = "text.txt", tokenizer = "byte" }
