@@ -217,8 +217,9 @@ TEST_CASE("of plans with equal scores the faster wins, then the one with more me
       CHECK(evaluator.submit(rising[second]) == (second > first));
       CHECK(evaluator.best().layout == rising[std::max(first, second)].layout);
     }
-  // One point makes all sizes alike on one device where nothing but the proportion is known.
+  // One point makes all sizes alike on one device that launches nothing, where the work is not known.
   request.cluster.nodes.resize(1);
+  request.cluster.types[0].launch_seconds = 0;
   LayerKind& kind = request.model.kinds[0];
   kind.forward_flops = kind.input_flops = kind.weight_flops = 0;
   CHECK(plan_with(request, "auto").plan.microbatch == 4);
