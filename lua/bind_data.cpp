@@ -333,6 +333,9 @@ int corpus_vocabulary(lua_State* L) {  // JSON value, or nil for token files
   push_json(L, corpus->tokenizer()->to_json());
   return 1;
 }
+CorpusHandle corpus_undivided(CorpusHandle& corpus, std::string split) {
+  return corpus->undivided(split_named(split));
+}
 int64_t corpus_count(CorpusHandle& corpus, std::optional<std::string> split) {
   return split ? corpus->view(split_named(*split)).count : corpus->tokens();
 }
@@ -546,7 +549,7 @@ void add_data(lua_State* L) {
       L,
       {bind<&corpus_encode>("encode"), bind<&corpus_prefix>("prefix"), bind<&corpus_special>("special"),
        bind<&corpus_decode>("decode"), bind<&corpus_vocabulary>("vocabulary"), bind<&corpus_count>("count"),
-       bind<&corpus_sampler>("sampler"), bind<&corpus_cuts>("cuts")},
+       bind<&corpus_undivided>("undivided"), bind<&corpus_sampler>("sampler"), bind<&corpus_cuts>("cuts")},
       &corpus_index);
   make_class<SamplerHandle>(
       L, {bind<&sampler_next>("next"), bind<&sampler_cursor>("cursor"), bind<&sampler_seek>("seek"),

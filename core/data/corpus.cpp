@@ -398,6 +398,20 @@ std::shared_ptr<const Corpus> Corpus::from_mixture(std::vector<MixedCorpus> sour
   return corpus;
 }
 
+std::shared_ptr<const Corpus> Corpus::undivided(Split split) const {
+  std::shared_ptr<Corpus> all(new Corpus(*this));
+  all->all_.pieces = all->pieces_;
+  all->train_ = split == Split::train ? examples_or_tokens() : 0;
+  std::vector<double> weights;
+  for (MixedCorpus& source : all->sources_) {
+    source.corpus = source.corpus->undivided(split);
+    weights.push_back(source.weight);
+  }
+  all->mixture_[1].reset();
+  if (split == Split::holdout && !weights.empty()) all->mixture_[1].emplace(weights);
+  return all;
+}
+
 Corpus::Sample Corpus::sample(Split split, int64_t number) const {
   const auto& mixture = mixture_[split == Split::train ? 0 : 1];
   if (!mixture) return {*this, number};

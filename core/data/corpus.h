@@ -122,6 +122,9 @@ class Corpus {
   // hold something out. Throws Error(usage) for corpora of different vocabularies, and as Mixture does.
   static std::shared_ptr<const Corpus> from_mixture(std::vector<MixedCorpus> sources);
 
+  // The same with all of it in one split, and nothing in the other. They share the tokens.
+  std::shared_ptr<const Corpus> undivided(Split split) const;
+
   const std::string& name() const { return name_; }  // the path, for messages
   int64_t vocabulary_size() const { return vocabulary_; }
   int64_t tokens() const;

@@ -184,6 +184,11 @@ void require_samples(const Corpus& corpus, const SamplerOptions& o, const Surrou
   if (corpus.has_examples()) return require_examples(corpus, o);
   const int64_t have = corpus.view(o.split).count, need = tokens_of_sample(o, around);
   if (have >= need) return;
+  if (o.split == Split::holdout && corpus.view(Split::train).count == 0)
+    fail_usage(
+        "'{}' is too short: it has {} tokens, a context of {} needs at least {}; use a longer text or a "
+        "shorter context",
+        corpus.name(), have, o.context, need);
   fail_usage(
       "'{}' is too short: its {} split has {} tokens, a context of {} needs at least {}; use a longer text{}",
       corpus.name(), name_of(o.split), have, o.context, need,

@@ -12,7 +12,8 @@ local data = {}
 local PairSampler = {}   -- batches of data.pairs
 PairSampler.__index = PairSampler
 
--- A corpus: { native, vocab, known (of these ids text can be made), tokens, objective, arguments }.
+-- A corpus: { native, vocab, known (of these ids text can be made), tokens, objective, arguments, held (the share that
+-- is held out for validation), sources (of a mixture) }.
 local Corpus = {}
 Corpus.__index = Corpus
 Corpus.__tostring = function(self)
@@ -127,7 +128,24 @@ define.hint(Corpus.vocabulary, "did you mean corpus.vocab, the number of its tok
 function Corpus:packs() return self.native.packs end
 
 --- Does it hold out a part for validation?
-function Corpus:has_holdout() return (self.arguments.holdout or 0) > 0 end
+function Corpus:has_holdout() return self.held > 0 end
+
+--- The same with all of it in one split: "train", or "holdout" as the `data` of `evaluate` has it.
+function Corpus:undivided(split)
+  local all = setmetatable({}, Corpus)
+  for name, value in pairs(self) do all[name] = value end
+  all.native, all.held = self.native:undivided(split), split == "holdout" and 1 or 0
+  return all
+end
+
+--- The `holdout` that a recipe gave it, or one of those that it mixes; nil without, or of 0.
+function Corpus:given_holdout()
+  for _, source in ipairs(self.sources or {}) do
+    local given = source:given_holdout()
+    if given then return given end
+  end
+  return (self.arguments.holdout or 0) > 0 and self.arguments.holdout or nil
+end
 
 define.object {
   name = "corpus",
@@ -165,6 +183,14 @@ function Corpus:cuts(context)
     examples, self.native.name, context, empty > 0 and (", and %d have nothing left to learn"):format(empty) or "")
 end
 
+-- The share that is held out where a recipe does not say and it is not 0.1. With `evaluate.data` it is 0.
+local default_holdout = { ["data.jsonl"] = 0.05, ["data.preferences"] = 0.05 }
+
+local function holdout_field(of, share)
+  return { "holdout", "number", ("share of the %s, at the end, kept for validation (default: %s; 0 where het.train "
+    .. "has other data to evaluate on, `evaluate.data`)"):format(of, share), min = 0, below = 1 }
+end
+
 -- A corpus, and its vocabulary: where tokens are masked and the tokenizer has no mask, one more.
 local function opened(settings, objective)
   local corpus = native.corpus(settings)
@@ -173,6 +199,7 @@ end
 
 -- Open a corpus; what is wrong with it is a mistake of the recipe like any other.
 local function open(constructor, settings, arguments, objective)
+  settings.holdout = arguments.holdout or default_holdout[constructor] or 0.1
   local ok, result, vocab = pcall(opened, settings, objective)
   if not ok then
     local message, kind = errors.describe(result)
@@ -181,7 +208,7 @@ local function open(constructor, settings, arguments, objective)
     return define.unknown
   end
   return setmetatable({
-    native = result, arguments = arguments, objective = objective,
+    native = result, arguments = arguments, objective = objective, held = settings.holdout,
     vocab = vocab, known = result.known, tokens = result.tokens,
     examples = result.examples, documents = result.documents,
   }, Corpus)
@@ -220,10 +247,10 @@ local text_fields = {
   { "model", "string", "file of a SentencePiece model, folder with vocab.json and merges.txt of a bpe, or folder with "
     .. "tokenizer.json of Hugging Face",
     path = "read" },
-  { "vocabulary", "string", "vocabulary.json of an earlier run, or its folder, or a folder with tokenizer.json: used "
-    .. "instead of a new one",
+  { "vocabulary", "string|corpus", "that of another corpus; or vocabulary.json of an earlier run, or its folder, or a "
+    .. "folder with tokenizer.json: used instead of a new one",
     path = "read" },
-  { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
+  holdout_field("tokens", "0.1"),
   { "limit", "string|number", 'most text read from a folder, such as "4 MB"', default = "1 GiB" },
 }
 
@@ -241,9 +268,13 @@ local function check_text(name)
   end
 end
 
--- The vocabulary in a file, or in the folder of a saved model.
+-- The vocabulary of another corpus, in a file, or in the folder of a saved model.
 local function read_vocabulary(path)
   if not path then return nil end
+  if define.kind_of(path) == "corpus" then
+    return path:vocabulary() or errors.usage("the corpus %s, which is to give its vocabulary, has none: its tokens are "
+      .. "numbers only", path.native.name)
+  end
   if native.path_kind(path) ~= "folder" then return native.json_read(path) end
   local own = path .. "/vocabulary.json"
   if native.path_kind(own) ~= "file" then
@@ -261,7 +292,7 @@ local function open_encoded(constructor, settings, a, objective)
     return define.unknown
   end
   settings.path, settings.tokenizer, settings.model = a.path, a.tokenizer, a.model
-  settings.holdout, settings.vocabulary = a.holdout, vocabulary
+  settings.vocabulary = vocabulary
   return open(constructor, settings, a, objective)
 end
 
@@ -313,8 +344,7 @@ local jsonl_fields = {
     required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "huggingface", choices = text_fields[2].choices },
   text_fields[3], text_fields[4],
-  { "holdout", "number", "share of the examples, at the end, kept for validation", default = 0.05, min = 0,
-    below = 1 },
+  holdout_field("examples", "0.05"),
   { "loss", "string", "what the loss counts: completions and what the assistant says, or all tokens",
     default = "completion", choices = { "completion", "all" } },
   { "ending", "string", "what ends a text and a completion (default: the token that ends a text by the folder of the "
@@ -363,6 +393,7 @@ data.preferences = define.constructor {
 -- What the tokens of a file were made with, as fields of native.corpus.
 local function tokenizer_of(path)
   if not path then return {} end
+  if define.kind_of(path) == "corpus" then return { tokenizer_json = read_vocabulary(path) } end
   local kind = native.path_kind(path)
   if kind == "folder" and native.path_kind(path .. "/vocabulary.json") ~= "file"
     and native.path_kind(path .. "/tokenizer.json") ~= "file"
@@ -383,13 +414,12 @@ data.tokens = define.constructor {
     { "path", "string", "the file; a Megatron data set without its ending; a folder: its .bin files; or a pattern such "
       .. 'as "shards/web-*.bin". Several files follow one another, sorted by name', required = true, path = "read" },
     { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
-    { "holdout", "number", "share of the tokens, at the end, kept for validation", default = 0.1, min = 0,
-      below = 1 },
+    holdout_field("tokens", "0.1"),
     { "vocab", "integer", "number of different tokens (default: the vocabulary's, or the greatest found, plus one)",
       min = 1 },
-    { "vocabulary", "string", "what the tokens were made with, so that the run can write text: vocabulary.json of an "
-      .. "earlier run or its folder, a folder with tokenizer.json or with vocab.json and merges.txt, or a "
-      .. "SentencePiece model file",
+    { "vocabulary", "string|corpus", "what the tokens were made with, so that the run can write text: that of another "
+      .. "corpus, vocabulary.json of an earlier run or its folder, a folder with tokenizer.json or with vocab.json and "
+      .. "merges.txt, or a SentencePiece model file",
       path = "read" },
   },
   check = function(a, report) check_documents("data.tokens", a, report) end,
@@ -399,7 +429,7 @@ data.tokens = define.constructor {
       mistakes.record("data.tokens", "vocabulary", (errors.describe(settings)))
       return define.unknown
     end
-    settings.kind, settings.path, settings.width, settings.holdout = "tokens", a.path, a.width, a.holdout
+    settings.kind, settings.path, settings.width = "tokens", a.path, a.width
     settings.vocabulary = a.vocab
     add_documents(settings, a)
     return open("data.tokens", settings, a)
@@ -435,17 +465,21 @@ data.mixture = define.constructor {
   instead = { packing = "packing = true of the sources whose examples or documents shall share rows" },
   build = function(a)
     local settings, first = { kind = "mixture", sources = {} }, a[1][1]
-    for i, source in ipairs(a) do settings.sources[i] = { corpus = source[1].native, weight = source[2] } end
+    local sources = {}
+    for i, source in ipairs(a) do
+      settings.sources[i] = { corpus = source[1].native, weight = source[2] }
+      sources[i] = source[1]
+    end
     local mixed = open("data.mixture", settings, { mask_share = first.arguments.mask_share,
       special_tokens = first.arguments.special_tokens }, first.objective)
-    if not define.is_unknown(mixed) then mixed.arguments.holdout = mixed.native.holds_out and 1 or 0 end
+    if not define.is_unknown(mixed) then mixed.held, mixed.sources = mixed.native.holds_out and 1 or 0, sources end
     return mixed
   end,
 }
 
 -- Pairs of tensors: rows are samples. { arguments, samples, held (rows at the end that are kept for validation),
 -- name (of its constructor), classes (nil: the labels are no classes), pixels (the inputs are bytes, and come as
--- numbers from -2 to 2) }.
+-- numbers from -2 to 2), is_divided (its files say which rows are held out) }.
 local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return "pairs: " .. text.plural(self.samples, "sample") end
@@ -530,6 +564,19 @@ function Pairs:sampler(settings)
 end
 
 function Pairs:has_holdout() return self.held > 0 end
+
+--- As of a corpus. Images whose files say which are held out, as data.cifar10 has them, stay divided so.
+function Pairs:undivided(split)
+  if self.is_divided then return self end
+  local all = setmetatable({}, Pairs)
+  for name, value in pairs(self) do all[name] = value end
+  all.held = split == "holdout" and self.samples or 0
+  return all
+end
+
+function Pairs:given_holdout()
+  return (self.arguments.holdout or 0) > 0 and self.arguments.holdout or nil
+end
 function Pairs.vocabulary() return nil end
 
 --- What the inputs of a batch are, whatever they are kept as.
@@ -548,8 +595,8 @@ define.object {
   classes = { Pairs }, methods = { sampler = checked_sampler },
 }
 
--- Rows that a share holds out. 29 / 100 of 100 rows are 29, though as numbers a little less.
-local function rows_held(rows, share) return math.floor(rows * share + 1e-6) end
+-- Rows that a share holds out (default: 0.1). 29 / 100 of 100 rows are 29, though as numbers a little less.
+local function rows_held(rows, share) return math.floor(rows * (share or 0.1) + 1e-6) end
 
 data.pairs = define.constructor {
   name = "data.pairs",
@@ -560,8 +607,7 @@ data.pairs = define.constructor {
     { "inputs", "tensor", "tensor [samples, ...]", required = true },
     { "labels", "tensor", "tensor [samples, ...]; i32 labels that are -100 are ignored, and the loss is the mean over "
       .. "the others", required = true },
-    { "holdout", "number", "share of the samples, at the end, kept for validation", default = 0.1, min = 0,
-      below = 1 },
+    holdout_field("samples", "0.1"),
   },
   check = function(a, report)
     for _, name in ipairs { "inputs", "labels" } do
@@ -608,12 +654,14 @@ data.shapes = define.constructor {
     { "classes", "integer", "different shapes: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, "
       .. "bars, columns", default = 10, min = 1, max = 10 },
     { "seed", "integer", "of what is drawn", default = 0, min = 0 },
-    { "holdout", "number", "share of the images, at the end, kept for validation", default = 0.1, min = 0, below = 1 },
+    holdout_field("images", "0.1"),
   },
   build = function(a)
     local images = open_images("data.shapes", { kind = "shapes", count = a.samples, size = a.size, classes = a.classes,
       seed = a.seed }, "samples", a.classes)
-    if not define.is_unknown(images) then images.held = rows_held(a.samples, a.holdout) end
+    if not define.is_unknown(images) then
+      images.held, images.arguments.holdout = rows_held(a.samples, a.holdout), a.holdout
+    end
     return images
   end,
 }
@@ -625,7 +673,11 @@ data.cifar10 = define.constructor {
   example = 'data.cifar10 { path = "cifar-10-batches-bin" }',
   kind = "pairs", positional = 1,
   fields = { { "path", "string", "the folder", required = true, path = "read" } },
-  build = function(a) return open_images("data.cifar10", { kind = "cifar10", path = a.path }, "path", 10) end,
+  build = function(a)
+    local images = open_images("data.cifar10", { kind = "cifar10", path = a.path }, "path", 10)
+    if not define.is_unknown(images) then images.is_divided = true end
+    return images
+  end,
 }
 
 return suggest.module("het.data", data)

@@ -71,6 +71,7 @@ def fixtures(folder):
     (folder / 'short.txt').write_text('too short')
     (folder / 'text.txt').write_text('the quick brown fox jumps over the lazy dog. ' * 20)
     (folder / 'odd.bin').write_bytes(bytes(4097))
+    (folder / 'tokens.bin').write_bytes(struct.pack('<40H', *range(4), *range(36)))
     header = json.dumps({'transformer.wte.weight': {'dtype': 'F32', 'shape': [64, 8], 'data_offsets': [0, 2048]}}).encode()
     model_folder(folder / 'truncated', struct.pack('<Q', len(header)) + header + bytes(100))
     lie = json.dumps({'transformer.wte.weight': {'dtype': 'F32', 'shape': [64, 8], 'data_offsets': [1024, 3072]}}).encode()

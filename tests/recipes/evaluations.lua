@@ -11,12 +11,20 @@ local opt = het.options {
   free = { false, "a schedule-free optimizer" },
   back = { "", "its parameters are restored after step 8", path = "read" },
   only = { "*", "what is restored then" },
+  apart = { false, "what is evaluated on is other data" }, label = { 0, "added to its labels" },
   again = { "", "folder in which the best, restored at the end, are saved", path = "write" },
 }
 local rows, x, y = 48, {}, {}
 for i = 1, rows do
   local a, b = math.sin(i), math.cos(3 * i)
   x[i], y[i] = { a, b }, { opt.held ~= "" and i > 40 and tonumber(opt.held) or 0.5 * a - b }
+end
+local function part(from, to, label, holdout)
+  local inputs, labels = {}, {}
+  for i = from, to do
+    inputs[#inputs + 1], labels[#labels + 1] = x[i], { y[i][1] + label }
+  end
+  return het.data.pairs { inputs = het.tensor(inputs), labels = het.tensor(labels), holdout = holdout }
 end
 -- Of two layers, which a plan may place.
 local second = het.nn.layer { name = "second", layers = { inner = het.nn.linear(4, 1) },
@@ -26,7 +34,7 @@ local second = het.nn.layer { name = "second", layers = { inner = het.nn.linear(
   end }
 return het.train {
   model = het.nn.sequential { het.nn.linear(2, 4), second },
-  data = het.data.pairs { inputs = het.tensor(x), labels = het.tensor(y), holdout = 8 / rows },
+  data = opt.apart and part(1, 40, 0) or part(1, rows, 0, 8 / rows),
   batch = 4, microbatch = 1, steps = opt.steps, seed = 3, from = opt.from ~= "" and opt.from or nil,
   ema = opt.ema > 0 and (opt.evaluated and opt.saved and opt.ema
     or { decay = opt.ema, evaluate = opt.evaluated, save = opt.saved }) or nil,
@@ -37,7 +45,8 @@ return het.train {
     or opt.sharded and het.plan { microbatch = 1, sharded_optimizer = true,
       het.pipeline { microbatches = 3, het.stage { "a:0" } }, het.pipeline { microbatches = 1, het.stage { "a:1" } } }
     or nil,
-  evaluate = { every = 2, batches = 2, patience = opt.patience > 0 and opt.patience or nil,
+  evaluate = { data = opt.apart and part(41, rows, opt.label) or nil, every = 2, batches = 2,
+    patience = opt.patience > 0 and opt.patience or nil,
     min_change = opt.change >= 0 and opt.change or nil },
   save = opt.save ~= "" and opt.save or nil, save_every = opt.every,
   keep_best = opt.best ~= "" and opt.best or nil,

@@ -138,6 +138,80 @@ return het.train { model = het.nn.attention { width = 8, heads = 2, rotary = tru
         self.assertEqual(self.run_recipe('--quiet')[1]['steps'], 2)
 
 
+class OtherData(Case):
+    """evaluate = { data = ... }: what is evaluated on is given beside the training data."""
+
+    def test_it_is_the_same_as_holding_these_rows_out(self):
+        words = ('--falls=6', '--patience=3')
+        held = self.run_recipe(*words)[1]
+        losses = self.validation()
+        self.assertEqual(len(losses), 6)
+        for more in ((), ('--workers=2',), ('--workers=2', '--stages'), ('--workers=2', '--sharded'),
+                     ('--workers=3', '--elastic=1:3')):
+            self.metrics.unlink()
+            result = self.run_recipe('--apart', *words, *more)[1]
+            self.assertEqual((result['steps'], result['best_validation_step']), (12, 6), more)
+            found = self.validation()
+            self.assertEqual(found.keys(), losses.keys())
+            for step, loss in losses.items():
+                self.assertAlmostEqual(found[step], loss, delta=1e-5 if more else 0, msg=more)
+            self.assertAlmostEqual(result['train_loss'], held['train_loss'], delta=1e-5 if more else 0, msg=more)
+
+    def test_a_lost_rank_changes_nothing(self):
+        for at in ('0.05', '0.95'):
+            _, result = self.run_recipe('--workers=3', '--elastic=1:3', '--apart', '--falls=6', '--patience=3',
+                                        environment={'HETRUN_FAULT': f'rank=1 step=9 at={at}'})
+            self.assertEqual((result['steps'], result['best_validation_step']), (12, 6), at)
+
+    def test_a_run_that_goes_on_says_where_it_is_other_data(self):
+        words = ('--apart', '--falls=6', '--patience=3', '--save=model')
+        self.run_recipe(*words, '--steps=8')
+        note = 'note: the run saved in model was evaluated on other data (8 samples then, 8 now); its lowest validation loss is forgotten\n'
+        err, result = self.run_recipe(*words, '--resume')
+        self.assertEqual((result['steps'], result['best_validation_step']), (12, 6))
+        self.assertNotIn('note:', err)
+        self.run_recipe('--apart', '--steps=12', '--save=other')
+        err, result = self.run_recipe('--apart', '--label=3', '--steps=20', '--save=other', '--resume')
+        self.assertIn(note.replace('model', 'other'), err)
+        self.assertGreater(result['best_validation_step'], 12)
+        err, _ = self.run_recipe('--steps=28', '--save=other', '--resume')
+        self.assertIn('was trained on other data (40 samples then, 48 now)', err)
+
+    def test_text_is_evaluated_by_the_vocabulary_of_the_training_data(self):
+        train, held = 'the quick brown fox jumps over the lazy dog. ' * 60, 'a lazy fox naps in the box. ' * 32
+        for name, text in (('train', train), ('held', held), ('both', train + held)):
+            (self.folder / f'{name}.txt').write_text(text)
+            (self.folder / f'{name}.jsonl').write_text(''.join(json.dumps({'text': text[i:i + 20]}) + '\n' for i in range(0, len(text), 20)))
+            (self.folder / f'{name}.bin').write_bytes(struct.pack(f'<{len(text)}H', *text.encode()))
+        self.assertEqual((len(train), len(held)), (2700, 896))
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local nn, data = het.nn, het.data
+local opt = het.options { kind = { "text", "" }, apart = { false, "" }, share = { 896 / 3596, "" } }
+local share = not opt.apart and opt.share or nil
+local ending = opt.kind == "jsonl" and "." or nil
+local function corpus(name, vocabulary, holdout)
+  if opt.kind == "tokens" then return data.tokens { path = name .. ".bin", vocab = 128, holdout = holdout } end
+  if opt.kind == "jsonl" then
+    return data.jsonl { path = name .. ".jsonl", tokenizer = "char", ending = ".", vocabulary = vocabulary, holdout = holdout }
+  end
+  return data[opt.kind] { path = name .. ".txt", tokenizer = "char", vocabulary = vocabulary, holdout = holdout }
+end
+local first = corpus(opt.apart and "train" or "both", nil, share)
+local other = opt.apart and corpus("held", opt.kind ~= "tokens" and first or nil) or nil
+return het.train { data = first, batch = 4, steps = 4, optimizer = het.optim.adamw { lr = 1e-2 }, evaluate = { data = other, every = 2 },
+  model = (opt.kind == "masked" and nn.bert or nn.gpt) { vocab = first.vocab, context = 8, width = 8, layers = 1, heads = 2 } }''')
+        for kind, share in (('text', 896 / 3596), ('masked', 896 / 3596), ('tokens', 896 / 3596), ('jsonl', 45 / 180)):
+            losses = []
+            for words in ((f'--share={share}',), ('--apart',), ('--apart', '--workers=2')):
+                self.metrics.unlink(missing_ok=True)
+                result = self.run_recipe(f'--kind={kind}', *words)[1]
+                losses.append((result['train_loss'], *self.validation().values()))
+            self.assertEqual(len(losses[0]), 3)
+            self.assertEqual(losses[0], losses[1], kind)
+            for one, two in zip(losses[0], losses[2]):
+                self.assertAlmostEqual(one, two, delta=1e-5, msg=kind)
+
+
 class EarlyStopping(Case):
     def test_a_run_ends_when_no_loss_is_lower(self):
         err, result = self.run_recipe('--falls=6', '--patience=3', '--save=model')

@@ -249,6 +249,17 @@ return het.train {{
         self.losses('mixed.lua', '--steps=5')
         self.assertEqual(self.losses('mixed.lua', '--resume'), alone)   # its metrics go on, too
 
+    def test_the_data_to_evaluate_on_of_the_guide_is_evaluated(self):
+        page = (ROOT / 'recipes' / 'guide' / 'data.md').read_text()
+        block = re.findall(r'```lua\n(.*?)```', page, re.S)[1]
+        (self.folder / 'train.txt').write_text(TEXT)
+        (self.folder / 'valid.txt').write_text('zebra' * 20)   # which the training data has not
+        small = block.replace('steps = 2000', 'steps = 20').replace('every = 250', 'every = 2').replace('width = 128', 'width = 16')
+        (self.folder / 'train.lua').write_text('local het = require "het"\nlocal nn, optim, data = het.nn, het.optim, het.data\n' + small)
+        result = self.result('train.lua')
+        self.assertEqual(result['steps'], 20)
+        self.assertGreater(result['validation_loss'], result['train_loss'] + 0.1)
+
     def test_the_optimizer_of_the_guide_learns(self):
         page = (ROOT / 'recipes' / 'guide' / 'write_an_optimizer.md').read_text()
         rate, recipe = re.findall(r'```lua\n(.*?)```', page, re.S)

@@ -97,19 +97,34 @@ local function text_of(value, hashes)
   return table.concat(out, "\n")
 end
 
+-- The arguments of a run without its own affairs.
+local function arguments_of(a)
+  local arguments = { evaluate = {} }
+  for name, value in pairs(a) do
+    if name == "evaluate" then
+      for field, inner in pairs(value) do
+        if not own_affairs[field] then arguments.evaluate[field] = inner end
+      end
+    elseif not own_affairs[name] then
+      arguments[name] = value
+    end
+  end
+  return arguments
+end
+
 -- What the ranks compare of the recipe: all arguments of the run, and the options of the recipe, which its functions
 -- may use. What is the machine's own is left out, also where an option says it.
-local function recipe_of(a)
+local function recipe_of(a, arguments)
   local settings = native.settings or {}
   local compared = { saves = a.save ~= nil, keeps_best = a.keep_best ~= nil,
     resumes = not settings.elastic and settings.resume or false,   -- with --elastic all do where one does
     writes = a.sample ~= nil and not settings.quiet,
-    traces = (settings.trace or "") ~= "", arguments = {}, options = {} }
+    traces = (settings.trace or "") ~= "", arguments = arguments, options = {} }
   local own = {}
-  for name, value in pairs(a) do
-    if own_affairs[name] then own[value] = true else compared.arguments[name] = value end
+  for name in pairs(own_affairs) do own[a[name] or false] = true end
+  for _, data in ipairs { a.data, a.evaluate.data } do
+    for name in pairs(places) do own[data.arguments[name] or false] = true end
   end
-  for name in pairs(places) do own[a.data.arguments[name] or false] = true end
   for name, value in pairs(options.values()) do
     if not own[value] then compared.options[name] = value end
   end
@@ -177,16 +192,16 @@ end
 -- @treturn table `recipe` and `data`: all that has to be alike, as texts; `settings` and `data_settings`: lines "name =
 -- value" of both, from which a message says what differs
 function digest.of_run(a)
-  local hashes, arguments, data = {}, {}, data_of(a.data)
-  for name, value in pairs(a) do
-    if not own_affairs[name] then arguments[name] = value end
-  end
+  local hashes, arguments, data = {}, arguments_of(a), data_of(a.data)
+  local evaluated = a.evaluate.data and data_of(a.evaluate.data) or {}
   local settings = native.settings or {}
   local groups = { { prefix = "", values = arguments }, { prefix = "--", values = options.values() },
     { prefix = "--", values = settings.elastic and {} or { resume = settings.resume or false } } }
   return {
-    recipe = text_of(recipe_of(a), hashes), settings = settings_of(groups, hashes),
-    data = text_of(data, hashes), data_settings = settings_of({ { prefix = "", values = data } }, hashes),
+    recipe = text_of(recipe_of(a, arguments), hashes), settings = settings_of(groups, hashes),
+    data = text_of({ data, evaluated }, hashes),
+    data_settings = settings_of({ { prefix = "", values = data }, { prefix = "evaluate.data.", values = evaluated } },
+      hashes),
   }
 end
 

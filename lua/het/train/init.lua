@@ -10,6 +10,7 @@ local restoring = require "het.train.restoring"
 local Run = require "het.train.run"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
+local validation = require "het.train.validation"
 
 local function is_model(value) return define.kind_of(value) == "layer" end
 
@@ -81,8 +82,8 @@ define.object {
     { "results", "run.results", "What run:start() returned, of a run that has ended." },
     { "fallbacks", "run.fallbacks", "Of a run with plan = het.plan.auto { fallbacks = n }: a list of { lost =, plan = "
       .. "} or { lost =, problems = }, planned ahead." },
-    { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, of a run that has begun; and "
-      .. "that of the figures beside it, by name." },
+    { "evaluate", "run:evaluate()", "The mean loss over the first batches of the holdout, or of `evaluate.data`, of a "
+      .. "run that has begun; and that of the figures beside it, by name." },
     { "prepare", "run:prepare()", "Build everything that training needs, and compute nothing yet. start and generate "
       .. "call it." },
     { "train_step", "run:train_step()", "One step, of a run that was prepared: { step, loss, lr, gradient_norm, "
@@ -133,7 +134,8 @@ define.object {
 handle.class({ kind = "graph" }, "graph")
 
 -- Names that other libraries have for fields of `evaluate`.
-local evaluate_instead = { min_delta = "`min_change`", threshold = "`min_change`", steps = "`every`",
+local evaluate_instead = { dataset = "`data`", eval_dataset = "`data`",
+  min_delta = "`min_change`", threshold = "`min_change`", steps = "`every`",
   early_stopping_patience = "`patience`" }
 
 -- Of a step: sizes that are computed from it have to stay countable.
@@ -149,9 +151,9 @@ local function check_evaluate(a, report)
   local name = evaluate.patience and "evaluate.patience" or a.keep_best and "keep_best"
   if name and evaluate.every == 0 then
     report(name, ("train.%s needs evaluations, and with evaluate.every = 0 there is none"):format(name))
-  elseif name and not a.data:has_holdout() then
-    report(name, ("train.%s needs evaluations, and this data holds nothing out for them; with holdout = 0.1 it does")
-      :format(name))
+  elseif name and not evaluate.data and not a.data:has_holdout() then
+    report(name, ("train.%s needs evaluations, and this data holds nothing out for them; with holdout = 0.1 it does, "
+      .. "or evaluate = { data = ... }"):format(name))
   end
 end
 
@@ -193,6 +195,13 @@ end
 
 local function check(a, report)
   check_evaluate(a, report)
+  local other = a.evaluate.data
+  if define.is_unknown(other) then
+    report()
+  elseif other then
+    local field, problem = validation.problem(a, other)
+    if problem then report(field, problem) end
+  end
   check_names(a.model, report)
   if is_model(a.model) and rawget(a.model, "of_run") then
     report("model", "train.model is what run:model() returned, which is for calls; het.load has a saved one to train")
@@ -280,7 +289,8 @@ local function check(a, report)
 end
 
 -- In place of names that other libraries have.
-local clip, held_out = "`optimizer = optim.adamw { clip = 1 }`", "`holdout = 0.1` of the data"
+local clip = "`optimizer = optim.adamw { clip = 1 }`"
+local evaluated = "`evaluate = { data = ... }`, or `holdout = 0.1` of the data"
 
 return define.constructor {
   name = "train", kind = "run",
@@ -293,7 +303,8 @@ return define.constructor {
     save_best = "`keep_best`", load_best_model_at_end = "`keep_best` and run:restore in `after`",
     early_stopping = "`evaluate = { patience = ... }`", gradient_clip = clip, max_grad_norm = clip, clip = clip,
     gradient_accumulation = "`microbatch`", gradient_accumulation_steps = "`microbatch`", accumulate = "`microbatch`",
-    validation = held_out, validation_data = held_out, val_data = held_out, eval_data = held_out,
+    validation = evaluated, validation_data = evaluated, val_data = evaluated, eval_data = evaluated,
+    eval_dataset = evaluated,
     workers = "`hetrun --workers 2` for ranks; data is read beside the steps", num_workers =
     "`hetrun --workers 2` for ranks; data is read beside the steps", device = "`hetrun --device=cuda`",
     shuffle = "`seed` for another order; samples are shuffled in each epoch" },
@@ -317,7 +328,9 @@ return define.constructor {
       .. "error for labels with fractions)" },
     { "reference", "model", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "
       .. "`model` with adapters (nn.lora), which then is in memory once" },
-    { "evaluate", "record", "on the held-out part", default = {}, instead = evaluate_instead, fields = {
+    { "evaluate", "record", "on the held-out part, or other data", default = {}, instead = evaluate_instead, fields = {
+      { "data", "corpus|pairs", "what to evaluate on, all of it: of the vocabulary or the shapes of the training data, "
+        .. "all of which is then trained on (default: what `data` holds out)" },
       { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },
       { "patience", "integer", "the run ends early when so many evaluations in a row have found no lower loss "
@@ -388,6 +401,9 @@ return define.constructor {
   },
   check = check,
   build = function(a)
+    if a.evaluate.data then
+      a.data, a.evaluate.data = a.data:undivided "train", a.evaluate.data:undivided "holdout"
+    end
     if type(a.ema) == "number" then a.ema = { decay = a.ema, evaluate = true, save = true } end
     return setmetatable({ arguments = a }, Run)
   end,

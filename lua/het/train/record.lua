@@ -2,6 +2,7 @@
 local native = require "het.native"
 local average = require "het.train.average"
 local define = require "het.language.define"
+local digest = require "het.train.digest"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local writer = require "het.model.write"
@@ -10,13 +11,25 @@ local text = require "het.text"
 
 local record = {}
 
--- Of a corpus: a hash of a part of its tokens and of how it is divided, and how many tokens there are; nil of others.
+-- Of data: a hash, and how much there is. Of a corpus the hash is of a part of its tokens and of how it is divided, of
+-- pairs of all; and how many tokens, or samples, are trained on.
+local function fingerprint(data)
+  if define.kind_of(data) == "corpus" then
+    return ("%s %d"):format(data.native.fingerprint, data.native:count "train"), data.tokens
+  end
+  local inputs, labels = digest.hash_of(data.arguments.inputs), digest.hash_of(data.arguments.labels)
+  return ("%.0f %.0f %d"):format(inputs, labels, data.samples - data.held), data.samples
+end
+
+-- Fields of the record about the data, and about what it is evaluated on where that is other data.
 local function data_of(run)
-  local data = run.arguments.data
-  if define.kind_of(data) ~= "corpus" then return nil end
-  run.fingerprint = run.fingerprint   -- it is in each snapshot
-    or ("%s %d"):format(data.native.fingerprint, data.native:count "train")
-  return run.fingerprint, data.tokens
+  if not run.known_data then   -- it is in each snapshot
+    local known, other = {}, run.arguments.evaluate.data
+    known.data, known.data_tokens = fingerprint(run.arguments.data)
+    if other then known.evaluated_data, known.evaluated_tokens = fingerprint(other) end
+    run.known_data = known
+  end
+  return run.known_data
 end
 
 --- What is kept of a run as it is now, beside step, cursor and seed: JSON.
@@ -25,14 +38,14 @@ function record.of(run)
   local kept = evaluation.numbers(run)
   kept.precision, kept.config = run.arguments.precision, run.config
   kept.packed, kept.packed_sources = packing.context(run), packing.sources(run)
-  kept.data, kept.data_tokens = data_of(run)
+  for name, value in pairs(data_of(run)) do kept[name] = value end
   return native.json_encode(kept)
 end
 
 -- Files may come from anywhere: what each field has to be.
-local texts = { precision = true, data = true }
+local texts = { precision = true, data = true, evaluated_data = true }
 local whole = { best_step = true, since = true, evaluated = true, averages_since = true, packed = true,
-  data_tokens = true }
+  data_tokens = true, evaluated_tokens = true }
 local finite = { best = true, validation = true, lowest = true }
 
 local function problem_of(name, value)
@@ -66,14 +79,22 @@ end
 -- Say that samples are others than they would have been, where data_of shows it. Losses of other data are no measure
 -- for those to come.
 local function note_other_data(run, about, what)
-  local data, tokens = data_of(run)
-  if not about.data or not data or about.data == data then return end
+  local now = data_of(run)
+  if not about.data then return end   -- of an earlier version
+  local trains_alike, evaluates_alike = about.data == now.data, about.evaluated_data == now.evaluated_data
+  if trains_alike and evaluates_alike then return end
   run.best_step_before = about.best_step
   about.best, about.best_step, about.lowest, about.since = nil, nil, nil, nil
   if run.rank ~= 0 or native.settings.quiet or about.step >= run.arguments.steps then return end
-  native.write("stderr", ("note: %s was trained on other data (%s tokens then, %s now); it goes on with sample %s of "
-    .. "the new data, and its lowest validation loss is forgotten\n"):format(what,
-    text.grouped(about.data_tokens or 0), text.grouped(tokens), text.grouped((about.cursor or 0) + 1)))
+  local unit = define.kind_of(run.arguments.data) == "pairs" and "samples" or "tokens"
+  if trains_alike then
+    return native.write("stderr", ("note: %s was evaluated on other data (%s %s then, %s now); its lowest validation "
+      .. "loss is forgotten\n"):format(what, text.grouped(about.evaluated_tokens or 0), unit,
+      text.grouped(now.evaluated_tokens or 0)))
+  end
+  native.write("stderr", ("note: %s was trained on other data (%s %s then, %s now); it goes on with sample %s of the "
+    .. "new data, and its lowest validation loss is forgotten\n"):format(what, text.grouped(about.data_tokens or 0),
+    unit, text.grouped(now.data_tokens), text.grouped((about.cursor or 0) + 1)))
 end
 
 --- Refuse to go on where the run would give other results than the one that was kept; of data that differs there is a

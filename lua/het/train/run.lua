@@ -217,7 +217,7 @@ function Run:use_plan(wanted)
   self.session = session.new(self, self.session)
 end
 
---- The mean loss over the holdout's first batches, and that of its figures; nil when interrupted.
+--- The mean loss over the first batches of what is evaluated on, and that of its figures; nil when interrupted.
 function Run:evaluate()
   self:prepare()
   return self.session:evaluate()

@@ -20,6 +20,7 @@ local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 local together = require "het.train.together"
 local trace = require "het.train.trace"
+local validation = require "het.train.validation"
 
 local Session = {}
 Session.__index = Session
@@ -208,12 +209,13 @@ function session.new(run, before)
     first = self.first_microbatch * self.microbatch, count = self.own_microbatches * self.microbatch }
   sampled.split, sampled.start = "train", run.cursor
   self.sampler = a.data:sampler(sampled)
-  if a.evaluate.every > 0 and a.data:has_holdout() then
+  local held = validation.data(a)
+  if a.evaluate.every > 0 and held then
     local made = graphs.evaluation(spec, training.averaged)
     self.evaluates_average, self.evaluates_counter = made.average_weight, made.counter
     self.evaluator = executor_of(self, program_of(self, made), made)
     sampled.split, sampled.start = "holdout", 0
-    self.holdout = a.data:sampler(sampled)
+    self.holdout = held:sampler(sampled)
   end
   drop_unused(run, given)
   run.state:clear_initial()   -- layers of other ranks
@@ -256,9 +258,9 @@ local function add_evaluated(self, sums, batch, share, first)
   return true
 end
 
---- The mean loss over the counted labels of the holdout's first batches, and the mean of the figures beside it (nil
--- where there are none); nil when interrupted. Batches without any counted label are not computed: `count` is the same
--- on all ranks. NaN, which is no lowest loss, where no label counts.
+--- The mean loss over the counted labels of the first batches of what is evaluated on, and the mean of the figures
+-- beside it (nil where there are none); nil when interrupted. Batches without any counted label are not computed:
+-- `count` is the same on all ranks. NaN, which is no lowest loss, where no label counts.
 function Session:evaluate()
   if not self.evaluator then
     errors.usage("this run has nothing to evaluate on: its data holds nothing out, or evaluate.every is 0")

@@ -179,6 +179,18 @@ TEST_CASE("the shortest text that holds a sample is enough, one token less is no
                         "8 needs at least 9"));
   CHECK_THAT(error_of([] { Sampler bad(counting(0.1, 80), {.context = 8, .split = Split::holdout}); }),
              Contains("its holdout split has 8 tokens") && Contains("larger holdout"));
+  CHECK_THAT(
+      error_of([] {
+        Sampler bad(counting(0.1, 8)->undivided(Split::holdout), {.context = 8, .split = Split::holdout});
+      }),
+      StartsWith("usage: 'the tokens given' is too short: it has 8 tokens, a context of 8 needs at least 9; "
+                 "use a longer text or a shorter context"));
+  for (const Split split : {Split::train, Split::holdout}) {
+    const auto all = counting(0.5, 80)->undivided(split);
+    CHECK(all->view(split).count == 80);
+    CHECK(all->view(split)[79] == 79);
+    CHECK(all->fingerprint() == counting(0, 80)->fingerprint());
+  }
   Sampler masked(counting(0, 8), {.context = 8, .objective = Objective::masked});
   CHECK(masked.next().inputs[0].elements() == 8);
 }
@@ -450,6 +462,13 @@ TEST_CASE("samples of mixed corpora are those of the corpora", "[mixture]") {
 
   const auto none = Corpus::from_mixture({{second, 1}});
   CHECK_FALSE(none->holds_out());
+  const auto held = mixed->undivided(Split::holdout);  // in the same shares
+  CHECK(held->holds_out());
+  from_second.clear();
+  for (const int32_t token : firsts(held, 100, Split::holdout))
+    if (token >= 1000) from_second.push_back(token);
+  CHECK(from_second.size() == 100);
+  CHECK_FALSE(mixed->undivided(Split::train)->holds_out());
   CHECK_THAT(error_of([&] { Sampler(none, {.context = 8, .split = Split::holdout}); }),
              StartsWith("usage: "));
   CHECK_THAT(error_of([&] { Sampler(mixed, {.context = 600}); }), Contains("too short"));
