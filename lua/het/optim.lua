@@ -2,6 +2,7 @@
 local define = require "het.language.define"
 local errors = require "het.errors"
 local handle = require "het.sandbox.handle"
+local native = require "het.native"
 local op = require "het.op"
 local source = require "het.language.source"
 local suggest = require "het.language.suggest"
@@ -9,6 +10,8 @@ local text = require "het.text"
 local updates = require "het.optim.updates"
 
 local optim = {}
+
+local lines = setmetatable({}, { __mode = "k" })   -- of a recipe, by optimizer and field
 
 -- Schedules: { name, arguments, at(step, steps) }: the rate of step 1, 2, ... of a run of `steps`.
 local Schedule = {}
@@ -83,7 +86,11 @@ end)
 -- Optimizers: { name, arguments, places, rate(step, steps), update(graph, parameter, gradient, inputs) }.
 local Optimizer = {}
 Optimizer.__index = Optimizer
-Optimizer.__tostring = function(self) return ("optim.%s, lr %s"):format(self.name, tostring(self.arguments.lr)) end
+Optimizer.__tostring = function(self)
+  local groups = #(self.arguments.groups or {})
+  return ("optim.%s, lr %s%s"):format(self.name, tostring(self.arguments.lr), groups > 0
+    and ", " .. text.plural(groups, "group") or "")
+end
 
 -- Ranges of what functions of the step return: accepts(number), and the words for it.
 local ranges = {
@@ -93,9 +100,9 @@ local ranges = {
 }
 
 -- What a function of the recipe returns for a step: a number of a range.
-local function number_of(self, name, step, steps, range)
+local function number_of(self, name, step, steps, range, fn)
   local accepts, needed = unpack(range)
-  local fn = self.arguments[name]
+  fn = fn or self.arguments[name]
   local number = fn(step, steps)
   if type(number) ~= "number" or not accepts(number) then
     local place = source.place_of(fn) or self.places[name]
@@ -105,12 +112,45 @@ local function number_of(self, name, step, steps, range)
   return number
 end
 
---- The learning rate of a step.
-function Optimizer:rate(step, steps)
+--- The learning rate of a step; of a parameter, given its name, that of its group.
+function Optimizer:rate(step, steps, name)
+  local group = name and self:group_of(name)
+  if group then return self:rate_of_group(group, step, steps) end
   local lr = self.arguments.lr
   if type(lr) == "number" then return lr end
   if type(lr) ~= "function" then return lr:at(step, steps) end
   return number_of(self, "lr", step, steps, ranges.rate)
+end
+
+--- Which of `groups` a parameter is in, by its name: the first that matches; nil where none does.
+function Optimizer:group_of(name)
+  for i, group in ipairs(self.arguments.groups or {}) do
+    if name:find(group.match) then return i end
+  end
+end
+
+--- The learning rate of a group: one that is a number follows the optimizer's schedule, as the rate at its peak.
+function Optimizer:rate_of_group(i, step, steps)
+  local lr, common = self.arguments.groups[i].lr, self.arguments.lr
+  if lr == nil then return self:rate(step, steps) end
+  if type(lr) == "function" then return number_of(self, ("groups[%d].lr"):format(i), step, steps, ranges.rate, lr) end
+  if type(lr) ~= "number" then return lr:at(step, steps) end
+  return type(common) == "number" and lr or lr / common.arguments.peak * common:at(step, steps)
+end
+
+--- The same where it has a rate of its own; else nil.
+function Optimizer:rated_group(name)
+  local i = self:group_of(name)
+  return i and self.arguments.groups[i].lr ~= nil and i or nil
+end
+
+--- The learning rates of groups that have one, by number.
+function Optimizer:rates(step, steps)
+  local rates = {}
+  for i, group in ipairs(self.arguments.groups or {}) do
+    if group.lr ~= nil then rates[i] = self:rate_of_group(i, step, steps) end
+  end
+  return rates
 end
 
 -- What may be a function of the step beside the rate, and the range of its numbers.
@@ -136,31 +176,79 @@ function Optimizer:numbers(step, steps)
   return numbers
 end
 
---- The weight decay of a parameter: of the first pattern in `decay` that its name has, else of matrices only.
+--- The weight decay of a parameter: of the first pattern in `decay` that its name has, else of matrices only, by its
+-- group.
 function Optimizer:decay_of(parameter)
   for _, rule in ipairs(self.arguments.decay or {}) do
     if parameter.name:find(rule[1]) then return rule[2] end
   end
-  return #parameter.shape >= 2 and self.arguments.weight_decay or 0
+  if #parameter.shape < 2 then return 0 end
+  local group = self:group_of(parameter.name)
+  return group and self.arguments.groups[group].weight_decay or self.arguments.weight_decay
 end
 
 local most_named = 8   -- parameters in a message
 
---- Refuse exceptions that no parameter is meant by.
--- @tparam {{name =},...} parameters of the model
-function Optimizer:require_matches(parameters)
-  for _, rule in ipairs(self.arguments.decay or {}) do
-    local matches, names = false, {}
-    for i, parameter in ipairs(parameters) do
-      local ok, found = pcall(string.find, parameter.name, rule[1])
-      if not ok then
-        errors.usage("optim.%s.decay: '%s' is not a Lua pattern: %s", self.name, rule[1], (errors.describe(found)))
-      end
-      matches, names[i] = matches or found ~= nil, parameter.name
+-- What may be meant by a pattern that no parameter has: one whose name, or a part of it, is close to it; else the first
+-- ones are listed.
+local function close_names(pattern, names)
+  local parts, of_part = {}, {}
+  for _, name in ipairs(names) do
+    for part in (name .. "." .. name):gmatch "[^.]+" do
+      if not of_part[part] then parts[#parts + 1], of_part[part] = part, name end
     end
-    if not matches then
-      errors.usage("optim.%s.decay: '%s' matches no parameter of the model; there are %s%s", self.name, rule[1],
-        table.concat(names, ", ", 1, math.min(#names, most_named)), #names > most_named and ", ..." or "")
+    parts[#parts + 1], of_part[name] = name, name
+  end
+  for words in pattern:gmatch "[%w_.]*[%w_]" do
+    local near = native.nearest(words, parts)
+    if near then return ("; did you mean '%s'?"):format(of_part[near]) end
+  end
+  return ("; there are %s%s"):format(table.concat(names, ", ", 1, math.min(#names, most_named)),
+    #names > most_named and ", ..." or "")
+end
+
+-- Raise a mistake in a pattern of a field, with the line of the recipe.
+local function refuse(self, field, pattern, why)
+  local line = lines[self] and lines[self][field]
+  local mistake = errors.new("usage", ("%soptim.%s.%s: '%s' %s"):format(line and line .. ": " or "", self.name, field,
+    pattern, why))
+  mistake.has_places = line ~= nil
+  error(mistake, 0)
+end
+
+-- Refuse a pattern of a field that no parameter has.
+local function require_match(self, field, pattern, names)
+  local matches = false
+  for _, name in ipairs(names) do
+    local ok, found = pcall(string.find, name, pattern)
+    if not ok then refuse(self, field, pattern, "is not a Lua pattern: " .. errors.describe(found)) end
+    matches = matches or found ~= nil
+  end
+  if not matches then
+    refuse(self, field, pattern, "matches no parameter of the model" .. close_names(pattern, names))
+  end
+end
+
+--- Refuse exceptions and groups that no parameter is meant by.
+-- @tparam {{name =},...} parameters of the model
+-- @tparam table frozen by name: those that are not trained
+function Optimizer:require_matches(parameters, frozen)
+  local names, groups = {}, {}
+  for i, parameter in ipairs(parameters) do names[i] = parameter.name end
+  for _, rule in ipairs(self.arguments.decay or {}) do require_match(self, "decay", rule[1], names) end
+  for i, group in ipairs(self.arguments.groups or {}) do
+    require_match(self, "groups", group.match, names)
+    groups[i] = { pattern = group.match }
+  end
+  for _, name in ipairs(names) do
+    local group = groups[self:group_of(name)]
+    if group then group.any, group.trained = true, group.trained or not frozen[name] end
+  end
+  for _, group in ipairs(groups) do
+    if not group.any then
+      refuse(self, "groups", group.pattern, "matches only parameters of the groups before it")
+    elseif not group.trained then
+      refuse(self, "groups", group.pattern, "matches only parameters that are frozen")
     end
   end
 end
@@ -180,7 +268,9 @@ end
 function Optimizer:for_search()
   if not self.composed and #self:functions() == 0 then return self end
   local a = { beta1 = 0.9, beta2 = 0.999, eps = 1e-8 }
-  for _, name in ipairs { "lr", "weight_decay", "decay", "clip", "rounding" } do a[name] = self.arguments[name] end
+  for _, name in ipairs { "lr", "weight_decay", "decay", "groups", "clip", "rounding" } do
+    a[name] = self.arguments[name]
+  end
   return setmetatable({ name = "adamw", arguments = a, update = fused_adamw }, Optimizer)
 end
 
@@ -190,6 +280,10 @@ local common = {
   { "weight_decay", "number", "of matrices, not of biases and norms (`decay`: exceptions); decoupled as in "
     .. "AdamW; of optim.sgd added to the gradient (L2)", default = 0, min = 0 },
   { "decay", "list", 'exceptions, the first that matches a parameter\'s name: { { "tokens", 0 }, { "norm", 0.1 } }' },
+  { "groups", "list", 'parameter groups with another rate or decay: { { match = "^tokens", lr = 1e-4, weight_decay = 0 '
+    .. "} }. `match` is a Lua pattern of names; the first group that matches counts. `lr` is a number, which follows "
+    .. "the schedule of the optimizer as the rate at its peak, a schedule, or a function(step, steps); `weight_decay` "
+    .. "is of the matrices of the group, and `decay` counts before it" },
   { "clip", "number", "greatest global norm of the gradient; 0: no limit", default = 0, min = 0 },
   { "rounding", "string", "of the bf16 copy of the f32 weights that a step computes with: stochastic is up or down by "
     .. "chance, drawn again in each step, right on average; evaluation and generation round to nearest",
@@ -205,8 +299,50 @@ local function is_list(value)
   return count == #value
 end
 
+local group_fields = { "match", "lr", "weight_decay" }
+
+local function is_rate(lr) return type(lr) == "number" and ranges.rate[1](lr) end
+
+-- What is wrong with one of `groups`; nil where nothing is.
+local function group_problem(group, rate)
+  if type(group) ~= "table" or debug.getmetatable(group) ~= nil or type(group.match) ~= "string" then
+    return 'has to be a table such as { match = "^tokens", lr = 1e-4 }'
+  end
+  for _, key in ipairs(text.keys(group)) do
+    local is_known = key == "match" or key == "lr" or key == "weight_decay"
+    if not is_known then return ("has no field '%s'%s"):format(key, suggest.sentence(tostring(key), group_fields)) end
+  end
+  if not is_pattern(group.match) then return ("match = '%s' is not a Lua pattern"):format(group.match) end
+  local lr, decay = group.lr, group.weight_decay
+  if lr == nil and decay == nil then return "needs `lr` or `weight_decay`" end
+  if lr ~= nil and not is_rate(lr) and type(lr) ~= "function" and define.kind_of(lr) ~= "schedule" then
+    return ("lr = %s; a number of at least 0, a schedule or a function is needed"):format(text.value(lr))
+  end
+  if decay ~= nil and not is_rate(decay) then
+    return ("weight_decay = %s; a number of at least 0 is needed"):format(text.value(decay))
+  end
+  if type(lr) == "number" and type(rate) == "function" then
+    return ("lr = %s follows a schedule, and the optimizer's `lr` is a function; give the group a function, too")
+      :format(text.value(lr))
+  end
+end
+
+local function check_groups(name, a, report)
+  if not a.groups then return end
+  if not is_list(a.groups) then
+    return report("groups", name .. '.groups is a list of tables, such as { { match = "^tokens", lr = 1e-4 } }')
+  end
+  for i, group in ipairs(a.groups) do
+    local unknown = type(group) == "table" and define.is_unknown(group.lr)
+    local problem = not unknown and group_problem(group, a.lr)
+    if problem then report("groups", ("%s.groups: item %d %s"):format(name, i, problem)) end
+    if unknown then report() end
+  end
+end
+
 local function check_decay(name)
   return function(a, report)
+    check_groups(name, a, report)
     if a.decay and not is_list(a.decay) then
       report("decay", name .. '.decay is a list of pairs, such as { { "tokens", 0 }, { "norm", 0.1 } }')
     end
@@ -247,8 +383,13 @@ local function optimizer(name, sentence, fields, update, example, average, is_co
           places[field] = source.locate("optim." .. name, field)
         end
       end
-      return setmetatable({ name = name, arguments = a, update = update, average = average and average(a),
+      local made = setmetatable({ name = name, arguments = a, update = update, average = average and average(a),
         composed = is_composed, places = places }, Optimizer)
+      lines[made] = {}
+      for _, field in ipairs { "decay", "groups" } do
+        lines[made][field] = a[field] and source.locate("optim." .. name, field)
+      end
+      return made
     end,
   }
 end
@@ -440,9 +581,10 @@ define.object {
 define.object {
   name = "optimizer", kind = "optimizer", classes = { Optimizer },
   methods = {
-    rate = function(self, step, steps)
+    rate = function(self, step, steps, name)
       check_step("optimizer:rate", step, steps)
-      return self:rate(step, steps)
+      if name ~= nil then define.expect("optimizer:rate: name", name, "string") end
+      return self:rate(step, steps, name)
     end,
     decay_of = function(self, parameter)
       local ok = type(parameter) == "table" and type(parameter.name) == "string" and type(parameter.shape) == "table"
@@ -455,9 +597,10 @@ define.object {
   },
   sentence = "How the weights change, as het.optim makes it.",
   members = {
-    { "rate", "optimizer:rate(step, steps)", "The learning rate of a step (from 1) of a run of `steps`." },
+    { "rate", "optimizer:rate(step, steps[, name])", "The learning rate of a step (from 1) of a run of `steps`; with "
+      .. "the name of a parameter that of its group." },
     { "decay_of", "optimizer:decay_of(parameter)", "The weight decay of a parameter, { name =, shape = }: of the first "
-      .. "pattern in `decay` that its name has, else weight_decay for matrices and 0 for vectors." },
+      .. "pattern in `decay` that its name has, else weight_decay (of its group) for matrices and 0 for vectors." },
   },
 }
 

@@ -212,6 +212,46 @@ return het.train { data = first, batch = 4, steps = 4, optimizer = het.optim.ada
                 self.assertAlmostEqual(one, two, delta=1e-5, msg=kind)
 
 
+class Groups(Case):
+    """Parameter groups of an optimizer; tests/reference/optimizers.py compares them with PyTorch's."""
+
+    def test_they_go_on_after_a_save_and_the_loss_of_a_rank(self):
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local nn, optim, x = het.nn, het.optim, het.randn({ 64, 4 }, "f32", 1)
+local opt = het.options { until_step = { 12, "" }, save = { "", "", path = "write" }, grouped = { true, "" } }
+local schedule = optim.cosine { peak = 1e-2, warmup = 2, steps = 12 }
+local first
+return het.train { model = nn.sequential { nn.linear(4, 8), nn.tanh(), nn.linear(8, 4), nn.linear(4, 4) }, batch = 8, steps = 12,
+  data = het.data.pairs { inputs = x, labels = x }, evaluate = { every = 4 }, save = opt.save ~= "" and opt.save or nil,
+  optimizer = optim.adamw { lr = schedule, weight_decay = 0.1, groups = opt.grouped and {
+    { match = "^linear%.", lr = 0 }, { match = "^linear_2", lr = 5e-2, weight_decay = 0 },
+    { match = "^linear_3.bias", lr = function(step) return step < 6 and 1e-1 or 1e-3 end } } or nil },
+  on_step = function(run, step)
+    if run.ranks == 1 then
+      local bias = run:gather():read("linear.bias")[1]
+      if not opt.grouped then return end
+      assert(not first or first == bias, "a rate of 0 changes nothing")
+      first = bias
+    end
+    if step.step == opt.until_step then run:stop() end
+  end }''')
+
+        def losses(*words, **more):
+            self.metrics.unlink(missing_ok=True)
+            self.run_recipe(*words, **more)
+            lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+            return {line['step']: line['loss'] for line in lines if 'loss' in line}
+        through = losses()
+        self.assertEqual(len(through), 12)
+        self.assertNotEqual(through, losses('--grouped=false'))
+        first = losses('--save=model', '--until_step=5')
+        self.assertEqual({**first, **losses('--save=model', '--resume')}, through)
+        self.assertEqual(len(first), 5)
+        found = losses('--workers=2', '--elastic=1:2', environment={'HETRUN_FAULT': 'rank=1 step=6 at=0.5'})
+        for step, loss in through.items():
+            self.assertAlmostEqual(found[step], loss, delta=1e-5)
+
+
 class EarlyStopping(Case):
     def test_a_run_ends_when_no_loss_is_lower(self):
         err, result = self.run_recipe('--falls=6', '--patience=3', '--save=model')

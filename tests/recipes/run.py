@@ -262,12 +262,22 @@ return het.train {{
 
     def test_the_optimizer_of_the_guide_learns(self):
         page = (ROOT / 'recipes' / 'guide' / 'write_an_optimizer.md').read_text()
-        rate, recipe = re.findall(r'```lua\n(.*?)```', page, re.S)
+        rate, groups, recipe = re.findall(r'```lua\n(.*?)```', page, re.S)
         (self.folder / 'optimizer.lua').write_text(recipe)
         self.assertLess(self.result('optimizer.lua')['validation_loss'], 0.5)   # the labels' variance is 2
         self.assertIn('lr = 1e-2', recipe)
         (self.folder / 'optimizer.lua').write_text(recipe.replace('lr = 1e-2', rate))
         self.assertLess(self.result('optimizer.lua')['validation_loss'], 1)
+        (self.folder / 'optimizer.lua').write_text(f'''local het = require "het"
+local optim, corpus = het.optim, het.data.text {{ path = "text.txt" }}
+local optimizer = optim.adamw {{ lr = optim.linear {{ peak = 1e-2, floor = 0 }}, {groups} }}
+assert(optimizer:rate(1, 10, "tokens.weight") == 1e-4 and math.abs(optimizer:rate(6, 10, "tokens.weight") - 5e-5) < 1e-12)
+assert(optimizer:rate(6, 10) == 5e-3 and optimizer:rate(6, 10, "blocks.1.mlp.up.weight") == 5e-3)
+assert(math.abs(optimizer:rate(6, 10, "blocks.1.mlp_norm.weight") - 6e-4 / 11) < 1e-12)
+assert(optimizer:decay_of {{ name = "blocks.0.mlp.up.weight", shape = {{ 2, 2 }} }} == 0.01)
+return het.train {{ data = corpus, batch = 4, steps = 4, optimizer = optimizer,
+  model = het.nn.gpt {{ vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2 }} }}''')
+        self.assertEqual(self.result('optimizer.lua')['steps'], 4)
 
     def test_the_recipe_of_the_guide_fine_tunes_a_model(self):
         page = (ROOT / 'recipes' / 'guide' / 'fine_tune.md').read_text()

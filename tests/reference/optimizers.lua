@@ -42,6 +42,22 @@ optimizers.sgd_momentum = optim.sgd { lr = 0.2, momentum = rising, nesterov = tr
 optimizers.beta2_decay = optim.adafactor { lr = 1e-2, weight_decay = 0.1, clip = 1,
   beta2_decay = function(step, steps) return -0.9 + 0.3 * (step - 1) / steps end }
 
+-- Groups with other rates and decays.
+local function grouped(name, lr, more)
+  local settings = { lr = lr, weight_decay = 0.1, clip = 1, decay = { { "norm.weight", 0.05 } }, groups = {
+    { match = "^tokens", lr = 5e-4, weight_decay = 0 },
+    { match = "^blocks.1.*up", lr = function(step, steps) return 3e-3 * step / steps end },
+    { match = "^blocks.1", lr = 4e-3, weight_decay = 0.3 },
+    { match = "mlp", weight_decay = 0.2 },
+  } }
+  for field, value in pairs(more or {}) do settings[field] = value end
+  return optim[name](settings)
+end
+optimizers.groups = grouped("adamw", optim.linear { peak = 1e-3, warmup = 5 }, { beta2 = 0.95 })
+optimizers.groups_sgd = grouped("sgd", 0.2, { momentum = 0.8, groups = { { match = "^blocks.0", lr = 0.05 } } })
+optimizers.groups_custom = grouped("custom", optim.linear { peak = 1e-3, warmup = 5 }, { name = "own_adamw",
+  update = adamw })
+
 optimizers.ema = optimizers.adamw
 optimizers.schedule_free = optim.schedule_free { lr = optim.constant { peak = 5e-3, warmup = 9 }, weight_decay = 0.1,
   beta1 = 0.9, beta2 = 0.95, clip = 1 }

@@ -100,10 +100,39 @@ def rising(step):
     return min(0.95, 0.8 + 0.01 * step)
 
 
+def linear(peak, step):
+    """optim.linear with a warm-up of 5 steps."""
+    step += 1
+    return peak * (step / 6 if step <= 5 else 0.1 + 0.9 * (1 - (step - 6) / (STEPS - 5)))
+
+
+def parameter_groups(model, sgd=False):
+    """The groups of optimizers.lua, one for each parameter."""
+    groups = []
+    for name, p in model.named_parameters():
+        peak, decay = 0.2 if sgd else 1e-3, 0.1
+        if sgd:
+            peak = 0.05 if '.h.0.' in name else peak
+        elif '.wte' in name:
+            peak, decay = 5e-4, 0
+        elif '.h.1.' in name and '.c_fc' in name:
+            peak = None
+        elif '.h.1.' in name:
+            peak, decay = 4e-3, 0.3
+        elif '.mlp.' in name:
+            decay = 0.2
+        decay = 0.05 if '.ln_' in name and name.endswith('weight') else decay if p.dim() >= 2 else 0
+        groups.append({'params': [p], 'weight_decay': decay, 'peak': peak, **({'lr': peak} if sgd else {})})
+    return groups
+
+
 def set_for_step(name, group, step):
     """What optimizers.lua has as functions of the step; here steps count from 0."""
     if name == 'rate':
         group['lr'] = 1e-3 * (1 - step / STEPS)
+    if name in ('groups', 'groups_custom'):
+        lr = 3e-3 * (step + 1) / STEPS if group['peak'] is None else linear(group['peak'], step)
+        group['lr'] = lr
     if name == 'schedule_free':
         group['lr'] = 5e-3 * min(1, (step + 1) / 10)
     if name == 'betas':
@@ -127,6 +156,10 @@ def make(name, model):
         vectors = [p for p in parameters if p.dim() < 2]
         return [{'params': matrices, 'weight_decay': decay}, {'params': vectors, 'weight_decay': 0}]
     everything = list(model.parameters())
+    if name in ('groups', 'groups_custom'):
+        return [torch.optim.AdamW(parameter_groups(model), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)]
+    if name == 'groups_sgd':
+        return [torch.optim.SGD(parameter_groups(model, sgd=True), lr=0.2, momentum=0.8)]
     if name.startswith('schedule_free'):
         return [ScheduleFree(groups(everything, 0.1), lr=0, betas=(0.9, 0.95), eps=1e-8)]
     if name in ('adamw', 'custom', 'rate', 'ema', 'betas'):
@@ -238,6 +271,15 @@ class Optimizers(unittest.TestCase):
 
     def test_schedule_free(self):
         self.check('schedule_free')
+
+    def test_groups(self):
+        self.check('groups')
+
+    def test_groups_of_sgd(self):
+        self.check('groups_sgd')
+
+    def test_groups_of_a_custom_optimizer(self):
+        self.check('groups_custom')
 
     def test_rate(self):
         self.check('rate')

@@ -189,7 +189,7 @@ function graphs.training(spec)
   local records, loss = custom.recorded(graphs.loss, b, spec)
   graph:output("loss", loss)
   local wanted, values = {}, {}
-  spec.optimizer:require_matches(graph:parameters())
+  spec.optimizer:require_matches(graph:parameters(), b.frozen)
   for _, parameter in ipairs(graph:parameters()) do
     parameter.traits = b.traits[parameter.name]
     if not b.frozen[parameter.name] then
@@ -217,7 +217,13 @@ function graphs.training(spec)
     inputs.numbers[name] = graph:input("optimizer." .. name, "f32", {}, true)
   end
   if spec.ema then average.update(graph, trained, coefficient) end
-  for i, parameter in ipairs(trained) do spec.optimizer:update(graph, parameter, list[i], inputs) end
+  local rate, rates = inputs.lr, {}   -- by group
+  for i, parameter in ipairs(trained) do
+    local group = spec.optimizer:rated_group(parameter.name)
+    if group then rates[group] = rates[group] or graph:input("lr." .. group, "f32", {}, true) end
+    inputs.lr = group and rates[group] or rate
+    spec.optimizer:update(graph, parameter, list[i], inputs)
+  end
   graph:output("gradient_norm", norm)
   local averaged = {}
   for _, parameter in ipairs(spec.average and trained or {}) do averaged[parameter.name] = true end

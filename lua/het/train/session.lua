@@ -293,12 +293,15 @@ local function stop_non_finite(self, loss, norm)
     .. "1.0) usually helps")
 end
 
--- The rate of a step, and other numbers of the optimizer. Functions of the recipe that fail at a step do so on all
--- ranks.
+-- The rate of a step, and other numbers of the optimizer by the inputs that take them. Functions of the recipe that
+-- fail at a step do so on all ranks.
 local function numbers_of(self, step)
   local a = self.run.arguments
   local ok, rate, numbers = pcall(function()
-    return a.optimizer:rate(step, a.steps), a.optimizer:numbers(step, a.steps)
+    local all = {}
+    for name, number in pairs(a.optimizer:numbers(step, a.steps)) do all["optimizer." .. name] = number end
+    for i, lr in pairs(a.optimizer:rates(step, a.steps)) do all["lr." .. i] = lr end
+    return a.optimizer:rate(step, a.steps), all
   end)
   if ok then return rate, numbers end
   self.run.fails_together = true
@@ -314,7 +317,7 @@ function Session:train_step()
   write_batch(self, executor, self.sampler:next())
   local lr, numbers = numbers_of(self, step)
   executor:write("lr", lr)
-  for name, number in pairs(numbers) do executor:write("optimizer." .. name, number) end
+  for name, number in pairs(numbers) do executor:write(name, number) end
   executor:write("step", step)
   if a.ema then executor:write("average_weight", average.weight_of_step(run, step)) end
   if self.has_counter then write_counter(self, executor, step, 0) end
