@@ -26,6 +26,17 @@ local cases = {
   conv1d_groups = { { signal, randn({ 6, 2, 3 }, 7) }, function(a, w) return op.conv1d(a, w, { groups = 2 }) end },
   one_hot = { { ids }, function(i) return op.one_hot(i, { classes = 5 }) end },
 }
+local q, k, v = randn({ 2, 5, 4, 6 }, 9), randn({ 2, 5, 2, 6 }, 10), randn({ 2, 5, 2, 6 }, 11)
+local mask = het.tensor({ { 1, 1, 1, 0, 0 }, { 0, 1, 1, 1, 1 } }, "i32")
+cases.masked_attention = { { q, k, v, mask }, op.masked_attention }
+cases.masked_attention_causal = { { q, k, v, het.tensor { { 1, 1, 1, 0, 0 }, { 1, 1, 1, 1, 0 } } },
+  function(...)
+    local operands = { ... }
+    operands[#operands + 1] = { causal = true, scale = 0.7 }
+    return op.masked_attention(unpack(operands))
+  end }
+cases.masked_attention_across = { { randn({ 2, 3, 2, 8 }, 12), randn({ 2, 5, 2, 8 }, 13), randn({ 2, 5, 2, 8 }, 14),
+  mask }, op.masked_attention }
 for dim = 0, 2 do
   for _, name in ipairs { "max", "min" } do
     cases[name .. dim] = { { x }, function(a) return (op[name](a, { dim = dim })) end }

@@ -13,7 +13,19 @@ import torch
 HERE = pathlib.Path(__file__).resolve().parent
 F = torch.nn.functional
 
+def attention(q, k, v, mask, causal=False, scale=None):
+    """PyTorch's, with an attention_mask."""
+    heads = q.shape[2] // k.shape[2]
+    q, k, v = q.transpose(1, 2), *(x.transpose(1, 2).repeat_interleave(heads, 1) for x in (k, v))
+    seen = mask[:, None, None, :] != 0
+    if causal:
+        seen = seen & torch.ones(q.shape[2], k.shape[2]).tril().bool()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).transpose(1, 2)
+
+
 CASES = {
+    'masked_attention': attention, 'masked_attention_across': attention,
+    'masked_attention_causal': lambda *x: attention(*x, causal=True, scale=0.7),
     'where': lambda x, y: torch.where(x < y, x * y, y), 'where_broadcast': lambda x, z: torch.where(x > 0, x, z),
     'greater': lambda x, y: (x > y).float(), 'greater_equal': lambda x, y: (x >= y).float(),
     'clamp': lambda x: x.clamp(-0.5, 0.75), 'clamp_min': lambda x: x.clamp(min=0.1), 'clamp_max': lambda x: x.clamp(max=0.1),

@@ -116,6 +116,41 @@ class Masked(unittest.TestCase):
         again = transformers.AutoTokenizer.from_pretrained(self.folder / 'runs/x')
         self.assertEqual((again.mask_token_id, again.all_special_ids), (tokenizer.mask_token_id, tokenizer.all_special_ids))
 
+    def test_padded_samples_train_as_with_an_attention_mask(self):
+        tokenizer = self.tokenizer('BERT', BERT)
+        torch.manual_seed(1)
+        model = transformers.BertForMaskedLM(transformers.BertConfig(
+            vocab_size=len(tokenizer), max_position_embeddings=32, hidden_size=48, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=3, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation='eager',
+            pad_token_id=None))
+        model.save_pretrained(self.folder / 'model')
+        pad, lengths = tokenizer.pad_token_id, torch.randint(3, 33, (64,))
+        seen = torch.arange(32)[None, :] < lengths[:, None]
+        labels = torch.randint(5, len(tokenizer), (64, 32))
+        hidden = torch.rand(64, 32) < 0.3
+        inputs = torch.where(seen, torch.where(hidden, tokenizer.mask_token_id, labels), pad)
+        labels = torch.where(seen & hidden, labels, -100)
+        (self.folder / 'pairs.json').write_text(json.dumps({'inputs': inputs.tolist(), 'labels': labels.tolist(), 'pad': pad}))
+        self.hetrun('--padded', '--steps=12', '--metrics=metrics.jsonl')
+        lines = [json.loads(line) for line in (self.folder / 'metrics.jsonl').read_text().splitlines()]
+        found = [line['loss'] for line in lines if 'gradient_norm' in line]
+        order = json.loads((self.folder / 'batches.json').read_text())   # rows of the batches
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0)
+        self.assertEqual((len(found), len(order)), (12, 12))
+        for ours, rows in zip(found, order):
+            mask = seen[rows].long()
+            logits = model(input_ids=inputs[rows], attention_mask=mask).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[rows].flatten(), ignore_index=-100)
+            self.assertAlmostEqual(ours, loss.item(), delta=1e-4 * loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        saved = transformers.BertForMaskedLM.from_pretrained(self.folder / 'runs/x')
+        for name, parameter in model.named_parameters():
+            self.assertLess((saved.get_parameter(name) - parameter).abs().max().item(), 1e-4, name)
+        self.assertEqual(json.loads((self.folder / 'runs/x/config.json').read_text())['hetrun_padding'], pad)
+
 
 if __name__ == '__main__':
     unittest.main()

@@ -10,6 +10,7 @@ return {
   config = common.joined(common.sizes, {
     { "layer_norm_eps", "eps", default = 1e-12 },
     { "hidden_dropout_prob", "dropout" },
+    { "hetrun_padding", "padding" },   -- pad_token_id is the tokenizer's, used or not
     { "hidden_act", is = "gelu" },
     { "type_vocab_size", is = 2 },
     { "position_embedding_type", is = "absolute" },

@@ -15,8 +15,9 @@ local text = require "het.text"
 
 local loader = {}
 
--- Of a configuration: dropout, which changes no weight, and the context, which the tensors' sizes show where it counts.
-local passing = { n_positions = true, n_ctx = true, max_position_embeddings = true,
+-- Of a configuration: dropout and padding, which change no weight, and the context, which the tensors' sizes show where
+-- it counts.
+local passing = { hetrun_padding = true, n_positions = true, n_ctx = true, max_position_embeddings = true,
   attn_pdrop = true, embd_pdrop = true, resid_pdrop = true, hidden_dropout_prob = true }
 
 -- A recipe's model has to be the one that was saved, whose configuration is `saved`: weights alone do not show the
@@ -159,6 +160,13 @@ local function load_model(folder, options)
       table.concat(families.names(), ", "))
   end
   files.refuse_pickles(folder)
+  if options.padding then
+    if family.constructor ~= "bert" then
+      errors.usage("%s holds a model of type '%s'; `padding` is for BERT: in a causal model no token attends to what "
+        .. "is behind it", folder, kind)
+    end
+    config.hetrun_padding = options.padding
+  end
   local model = families.make(family, config, folder, { context = options.context,
     most_context = options.most_context })
   if not define.is_unknown(model) then
@@ -168,7 +176,7 @@ local function load_model(folder, options)
     rawset(model, "found_precision", tensors and stored_as.of(tensors) or nil)
     rawset(model, "unused", tensors and unused_of(family, model, tensors, folder) or nil)
     rawset(model, "found_config", config)
-    rawset(model, "found_text", is_part and families.config_text(config)
+    rawset(model, "found_text", (is_part or options.padding) and families.config_text(config)
       or native.read_text(files.place_of(folder, "config.json")))
     rawset(model, "left_out", is_part and ("%s holds more than a language model, such as a vision tower, which is "
       .. "left out; a saved model is a %s"):format(folder, kind) or nil)
@@ -221,6 +229,8 @@ function loader.with_weights(model, state, leaves_out)
   return copy
 end
 
+local options_of_load = { "context", "most_context", "padding", "base", "model" }
+
 --- The description of a saved model; a run that gets it begins with its weights.
 loader.load = define.document({
   name = "load",
@@ -229,16 +239,16 @@ loader.load = define.document({
     .. ", or the language model of gemma3: a description that remembers where its weights are. het.train goes on "
     .. "from them; model:generate{...} writes with them. With `context` it sees fewer tokens at once than its "
     .. "config.json says; with `most_context` that many, or all where it says fewer or has a table of positions; "
-    .. "what is saved keeps that configuration. Of a folder with adapters, as nn.lora and PEFT save them, it is the "
-    .. "base model with them; `base` says where that is. Of a model that only a recipe describes, such as one of "
-    .. "nn.sequential or nn.layer, `model` is that description.",
-  signature = "het.load(folder [, { context =, most_context =, base =, model = }])",
+    .. "what is saved keeps that configuration. `padding` is as of nn.bert. Of a folder with adapters, as nn.lora and "
+    .. "PEFT save them, it is the base model with them; `base` says where that is. Of a model that only a recipe "
+    .. "describes, such as one of nn.sequential or nn.layer, `model` is that description.",
+  signature = "het.load(folder [, { context =, most_context =, padding =, base =, model = }])",
   example = 'local model = het.load "runs/shakespeare"',
 }, function(folder, options)
   define.expect("het.load", folder, "string")
   for name in pairs(options == nil and {} or define.expect("het.load: options", options, "table")) do
-    if name ~= "context" and name ~= "most_context" and name ~= "base" and name ~= "model" then
-      errors.usage("het.load has no option '%s'; there are context, most_context, base and model", tostring(name))
+    if not text.contains(options_of_load, name) then
+      errors.usage("het.load has no option '%s'; there are %s", tostring(name), table.concat(options_of_load, ", "))
     end
   end
   for _, name in ipairs { "context", "most_context" } do
@@ -246,6 +256,9 @@ loader.load = define.document({
     if context ~= nil and define.expect("het.load: " .. name, context, "integer") < 1 then
       errors.usage("het.load: %s = %.14g; 1 is the least", name, context)
     end
+  end
+  if options and options.padding ~= nil and define.expect("het.load: padding", options.padding, "integer") < 0 then
+    errors.usage("het.load: padding = %.14g is no token; 0 is the least", options.padding)
   end
   if options and options.base ~= nil then define.expect("het.load: base", options.base, "string") end
   if options and options.model ~= nil then define.expect("het.load: model", options.model, "model") end

@@ -1,5 +1,6 @@
 --- Attention and the feed-forward layers of transformers.
 local adapter = require "het.nn.adapter"
+local errors = require "het.errors"
 local basic = require "het.nn.basic"
 local layer = require "het.nn.layer"
 local rope = require "het.nn.rope"
@@ -64,6 +65,19 @@ local function turned(self, x)
   return (op.concat(part, op.slice(x, { dim = -1, start = size, length = whole - size }), { dim = -1 }))
 end
 
+-- Attention that sees no key whose mask is 0.
+local function masked(self, q, k, v, mask)
+  local b, a = self.builder, self.arguments
+  if a.score_cap then errors.usage "nn.attention: a mask goes with no score_cap" end
+  if b.cache and a.causal then
+    errors.usage "nn.attention: it was given a mask; text is generated with a cache, whose keys have none"
+  end
+  if b:starts(q.shape[1], q.shape[2]) then
+    errors.usage "nn.attention: it was given a mask; rows of several examples (packing = true) have none"
+  end
+  return op.masked_attention(q, k, v, mask, { causal = a.causal, scale = a.score_scale, window = a.window })
+end
+
 -- Keys that a token sees, on average over a row.
 local function keys_seen(a, context)
   if not a.causal then return context end
@@ -74,7 +88,9 @@ end
 --- nn.attention { width = , heads = }
 attention.attention = layer.define {
   name = "nn.attention",
-  sentence = "Multi-head self-attention (Vaswani et al. 2017), in tiles: memory is linear in the sequence length.",
+  sentence = "Multi-head self-attention (Vaswani et al. 2017), in tiles: memory is linear in the sequence length. The "
+    .. "forward of an nn.layer may give it a mask, too: self.attention(x, mask), [samples, tokens], 0 where no token "
+    .. "attends (op.masked_attention).",
   example = "nn.attention { width = 768, heads = 12, causal = true }",
   fields = {
     { "width", "integer", "features in and out", required = true, min = 1 },
@@ -130,7 +146,8 @@ attention.attention = layer.define {
     end
     return list
   end,
-  forward = function(self, x)
+  takes_mask = true,
+  forward = function(self, x, mask)
     local a = self.arguments
     local samples, tokens, d = x.shape[1], x.shape[2], head_size(a)
     local hq, hk = a.heads, kv_heads(a)
@@ -143,7 +160,8 @@ attention.attention = layer.define {
     if a.qk_norm == "head" then q, k = self.q_norm(q), self.k_norm(k) end
     if a.rotary then q, k = turned(self, q), turned(self, k) end
     local y
-    if self.builder.cache and a.causal then y = cached(self, q, k, v)
+    if mask ~= nil then y = masked(self, q, k, v, mask)
+    elseif self.builder.cache and a.causal then y = cached(self, q, k, v)
     else
       local starts = self.builder:starts(samples, tokens)
       local attributes = { causal = a.causal, scale = a.score_scale, score_cap = a.score_cap, window = a.window }

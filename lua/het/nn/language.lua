@@ -51,11 +51,11 @@ function language.announce(self)
   self.builder.residuals = 2 * self.arguments.layers
 end
 
---- x through all blocks, each a layer that a plan may place.
-function language.run_blocks(self, x)
+--- x through all blocks, each a layer that a plan may place; what else is given, to each of them.
+function language.run_blocks(self, x, ...)
   for i = 1, self.arguments.layers do
     self.builder:begin_layer("blocks." .. (i - 1))
-    x = self["blocks." .. (i - 1)](x)
+    x = self["blocks." .. (i - 1)](x, ...)
   end
   return x
 end

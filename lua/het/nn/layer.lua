@@ -8,6 +8,7 @@
 --   forward     function(self, x, ...): from values to a value. `self` has the arguments, the parameters as
 --               values, each child as a function by its name, and `self.builder`
 --   pointwise   each position of the sequence is computed alone (or knows the key-value cache); may be function(a)
+--   takes_mask  its forward takes a mask as a second value: which tokens are attended to
 --   packs       of rows of several examples no token sees those of others (default: as pointwise); may be function(a)
 --   flops       function(a, context): FLOPs of forward and backward for one token beyond its matrices' 6 each
 --   show        function(a): what stands beside the name in the tree
@@ -228,8 +229,9 @@ end
 local function check_inputs(inner, where, ...)
   if type(inner) == "function" or inner.class.own_forward then return end
   local count = results.count(...)
-  if count == 1 and (...) ~= nil then return end
-  errors.usage("%s%s takes one value; it was given %s%s", inner.class.name, where, count < 2 and "none" or count,
+  if (count == 1 or count == 2 and inner.class.takes_mask) and (...) ~= nil then return end
+  errors.usage("%s%s takes one value%s; it was given %s%s", inner.class.name, where,
+    inner.class.takes_mask and " and a mask" or "", count < 2 and "none" or count,
     count < 2 and "" or "; the forward of nn.layer may take more")
 end
 

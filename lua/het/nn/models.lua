@@ -9,9 +9,9 @@ local op = require "het.op"
 
 local models = {}
 
--- x + attention(norm(x)), then x + mlp(norm(x)): GPT-2's and LLaMA's block.
-local function pre_norm_forward(self, x)
-  x = op.add(x, self.attention(self.attention_norm(x)))
+-- x + attention(norm(x)), then x + mlp(norm(x)): GPT-2's and LLaMA's block. A mask may follow x.
+local function pre_norm_forward(self, x, ...)
+  x = op.add(x, self.attention(self.attention_norm(x), ...))
   return op.add(x, self.mlp(self.mlp_norm(x)))
 end
 
@@ -46,6 +46,7 @@ models.gpt_block = layer.define {
         dropout = a.dropout }, residual = true },
     }
   end,
+  takes_mask = true,
   forward = pre_norm_forward,
 }
 
@@ -79,6 +80,7 @@ models.llama_block = layer.define {
       { "mlp", a.mlp or attention.swiglu { width = a.width, hidden = a.hidden }, residual = true },
     }
   end,
+  takes_mask = true,
   forward = pre_norm_forward,
 }
 
@@ -108,8 +110,9 @@ models.bert_block = layer.define {
       { "mlp_norm", basic.layer_norm(a.width, { eps = a.eps }) },
     }
   end,
-  forward = function(self, x)
-    x = self.attention_norm(op.add(x, self.attention(x)))
+  takes_mask = true,
+  forward = function(self, x, ...)
+    x = self.attention_norm(op.add(x, self.attention(x, ...)))
     return self.mlp_norm(op.add(x, self.mlp(x)))
   end,
 }
@@ -223,7 +226,8 @@ local function bert_hidden(self, tokens)
   local segments = op.slice(language.weight_of(self, "segments"), { dim = 0, start = 0, length = 1 })
   local positions = language.position_rows(self, tokens.shape[1], tokens.shape[2])
   local x = op.add(op.add(self.tokens(tokens), positions), segments)
-  x = language.run_blocks(self, b:dropout(self.embedding_norm(x), a.dropout))
+  local mask = a.padding and op.not_equal(op.cast(tokens, { dtype = "f32" }), a.padding) or nil
+  x = language.run_blocks(self, b:dropout(self.embedding_norm(x), a.dropout), mask)
   b:begin_layer("head")
   return self.head_norm(op.gelu(self.head_transform(x), { approximate = "none" }))
 end
@@ -244,9 +248,15 @@ models.bert = layer.define {
     { "dropout", "number", "of embeddings and of each layer's result, while training", default = 0, min = 0,
       below = 1 },
     { "eps", "number", "of the norms", default = 1e-12, above = 0 },
+    { "padding", "integer", "the token that fills samples up: no token attends to it. Blocks of your own get the mask "
+      .. "as a second value, [samples, tokens], 0 at padding", min = 0 },
     { "block", "function", "function(width, heads, index) that returns a block of your own" },
   },
   check = function(a, report)
+    if a.padding and a.padding >= a.vocab then
+      report("padding", ("nn.bert.padding = %d is no token; vocab = %d has tokens from 0 to %d"):format(a.padding,
+        a.vocab, a.vocab - 1))
+    end
     if not a.block then attention.check_heads(a, report, "nn.bert") end
     language.check_blocks(a, report, "nn.bert")
   end,

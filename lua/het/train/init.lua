@@ -171,6 +171,19 @@ local function check_names(model, report)
   end)
 end
 
+-- Why pairs are no rows of tokens with their labels, for a language model; nil where they are.
+local function rows_problem(data, context)
+  local inputs, labels = data.arguments.inputs, data.arguments.labels
+  local are_rows = inputs.dtype == "i32" and labels.dtype == "i32" and #inputs.shape == 2
+    and text.shape(inputs.shape) == text.shape(labels.shape)
+  if not are_rows then
+    return "a language model is trained on data.text, data.jsonl, data.preferences, data.tokens or data.masked; or on "
+      .. "data.pairs of token ids and labels, both i32[samples, tokens]"
+  elseif inputs.shape[2] > context then
+    return ("samples of the data are %d tokens, the model's context is %d"):format(inputs.shape[2], context)
+  end
+end
+
 -- What is trained on pairs of answers, and beside a reference.
 local function check_reference(a, report)
   if define.kind_of(a.data) == "corpus" and a.data.native.rows > 1 and not a.loss then
@@ -239,10 +252,8 @@ local function check(a, report)
       report("model", ("the data has %d different tokens, the model's vocab = %d; vocab = corpus.vocab fits"):format(
         a.data.vocab, arguments.vocab))
     end
-    if not corpus then
-      report("data", "a language model is trained on data.text, data.jsonl, data.preferences, data.tokens or "
-        .. "data.masked")
-    end
+    local problem = not corpus and rows_problem(a.data, context)
+    if problem then report("data", problem) end
   end
   local wordless = a.sample and generate.problem(a.model, a.data)
   if wordless then
