@@ -107,7 +107,8 @@ define.object {
   members = {
     { "next", "batches:next()", "The next batch: { inputs, labels, count }, lists of tensors, one for each "
       .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss. With packing = true "
-      .. "also `starts`: where in its row the example of each token begins." },
+      .. "also `starts`: where in its row the example of each token begins. Of data.pairs with inputs by name, "
+      .. "`inputs` is a list of tables." },
     { "cursor", "batches:cursor()", "Samples handed out so far." },
     { "seek", "batches:seek(cursor)", "Go on from a cursor." },
   },
@@ -484,6 +485,14 @@ local Pairs = {}
 Pairs.__index = Pairs
 Pairs.__tostring = function(self) return "pairs: " .. text.plural(self.samples, "sample") end
 
+-- f of each of the inputs: of one tensor, or of several by name.
+local function each_input(inputs, f)
+  if type(inputs) ~= "table" then return f(inputs) end
+  local made = {}
+  for name, tensor in pairs(inputs) do made[name] = f(tensor) end
+  return made
+end
+
 -- Rows of a tensor from sample number `at` on. Behind the last row that is held out come copies of it.
 local function rows_of(self, tensor, at, count)
   if self.shuffled then return native.shuffled_rows(tensor, self.size, self.seed, at, count) end
@@ -508,12 +517,12 @@ local function batch_at(self, at)
   local batch = { inputs = {}, labels = {}, count = counted_labels(self, at), cursor = at }
   for i = 1, self.own / self.microbatch do
     local start = at + self.skipped + (i - 1) * self.microbatch
-    for name, list in pairs { inputs = batch.inputs, labels = batch.labels } do
-      list[i] = rows_of(self, self[name], start, self.microbatch)
-      if self.pixels and name == "inputs" then
-        list[i] = op.scale(op.shift(op.cast(list[i], { dtype = "f32" }), { amount = -127.5 }), { factor = 4 / 255 })
-      end
-    end
+    batch.labels[i] = rows_of(self, self.labels, start, self.microbatch)
+    batch.inputs[i] = each_input(self.inputs, function(tensor)
+      local rows = rows_of(self, tensor, start, self.microbatch)
+      if not self.pixels then return rows end
+      return op.scale(op.shift(op.cast(rows, { dtype = "f32" }), { amount = -127.5 }), { factor = 4 / 255 })
+    end)
   end
   return batch
 end
@@ -555,7 +564,8 @@ function Pairs:sampler(settings)
   elseif size == 0 then
     errors.usage("%s holds no samples out; with holdout = 0.1 it does", self.name)
   end
-  local inputs, labels = a.inputs:contiguous(), a.labels:contiguous()
+  local inputs = each_input(a.inputs, function(tensor) return tensor:contiguous() end)
+  local labels = a.labels:contiguous()
   local ignores = labels.dtype == "i32" and native.counted_labels(labels) < labels:numel()
   return setmetatable({ inputs = inputs, labels = labels, ignores = ignores, batch = settings.batch,
     microbatch = settings.microbatch or settings.batch, skipped = settings.first or 0,
@@ -579,8 +589,12 @@ function Pairs:given_holdout()
 end
 function Pairs.vocabulary() return nil end
 
---- What the inputs of a batch are, whatever they are kept as.
-function Pairs:input_dtype() return self.pixels and "f32" or self.arguments.inputs.dtype end
+--- What the inputs of a batch are, whatever they are kept as: { dtype, shape of a row }, or these by name.
+function Pairs:input_types()
+  return each_input(self.arguments.inputs, function(tensor)
+    return { self.pixels and "f32" or tensor.dtype, { unpack(tensor.shape, 2) } }
+  end)
+end
 
 define.object {
   name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs, data.shapes and "
@@ -598,32 +612,59 @@ define.object {
 -- Rows that a share holds out (default: 0.1). 29 / 100 of 100 rows are 29, though as numbers a little less.
 local function rows_held(rows, share) return math.floor(rows * (share or 0.1) + 1e-6) end
 
+-- What is wrong with inputs by name; nil of a tensor.
+local function inputs_problem(inputs)
+  if type(inputs) ~= "table" then return nil end
+  local names = debug.getmetatable(inputs) == nil and text.keys(inputs) or {}
+  if #names == 0 then return "data.pairs.inputs: a tensor or tensors by name are needed, such as { ids = ids }" end
+  for _, name in ipairs(names) do
+    if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
+      return ("data.pairs.inputs has the name %s; a name of letters, digits and _ is needed"):format(text.value(name))
+    elseif not define.accepts("tensor", inputs[name]) then
+      return ("data.pairs.inputs.%s = %s; a tensor is needed"):format(name, text.value(inputs[name]))
+    end
+  end
+end
+
 data.pairs = define.constructor {
   name = "data.pairs",
   sentence = "Inputs and what should come out, as two tensors whose rows are the samples.",
   example = "data.pairs { inputs = x, labels = y }",
   kind = "pairs",
   fields = {
-    { "inputs", "tensor", "tensor [samples, ...]", required = true },
+    { "inputs", "tensor|table", "tensor [samples, ...]; or several by name, which a model of nn.layer gets as a table: "
+      .. "{ ids = ids, mask = mask }", required = true },
     { "labels", "tensor", "tensor [samples, ...]; i32 labels that are -100 are ignored, and the loss is the mean over "
       .. "the others", required = true },
     holdout_field("samples", "0.1"),
   },
   check = function(a, report)
-    for _, name in ipairs { "inputs", "labels" } do
-      if (a[name].shape[1] or 0) == 0 then
-        report(name, ("data.pairs.%s has the shape %s; a tensor with a row for each sample is needed"):format(name,
-          text.shape(a[name].shape)))
+    local problem = inputs_problem(a.inputs)
+    if problem then return report("inputs", problem) end
+    local all = { labels = a.labels }
+    if type(a.inputs) == "table" then
+      for name, tensor in pairs(a.inputs) do all["inputs." .. name] = tensor end
+    else
+      all.inputs = a.inputs
+    end
+    for _, name in ipairs(text.keys(all)) do
+      if (all[name].shape[1] or 0) == 0 then
+        report(name:match "^%w+", ("data.pairs.%s has the shape %s; a tensor with a row for each sample is needed")
+          :format(name, text.shape(all[name].shape)))
         return
       end
     end
-    if a.inputs.shape[1] ~= a.labels.shape[1] then
-      report("labels", ("data.pairs: %d inputs but %d labels (shapes %s and %s)"):format(a.inputs.shape[1],
-        a.labels.shape[1], text.shape(a.inputs.shape), text.shape(a.labels.shape)))
+    for _, name in ipairs(text.keys(all)) do
+      local tensor = all[name]
+      if tensor.shape[1] ~= a.labels.shape[1] then
+        report("labels", ("data.pairs: %d %s but %d labels (shapes %s and %s)"):format(tensor.shape[1], name,
+          a.labels.shape[1], text.shape(tensor.shape), text.shape(a.labels.shape)))
+        return
+      end
     end
   end,
   build = function(a)
-    local samples = a.inputs.shape[1]
+    local samples = a.labels.shape[1]
     return setmetatable({ arguments = a, samples = samples, held = rows_held(samples, a.holdout),
       name = "data.pairs" }, Pairs)
   end,

@@ -42,18 +42,19 @@ print "alike"
 '''
 
 
-class Padding(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
-        (self.folder / 'padding.lua').write_text((HERE / 'padding.lua').read_text())
+        for name in ('padding.lua', 'inputs.lua'):
+            (self.folder / name).write_text((HERE / name).read_text())
 
-    def run_recipe(self, *words, workers=0):
+    def run_recipe(self, *words, workers=0, recipe='padding.lua'):
         """The losses of the steps and of the evaluations."""
         metrics = self.folder / 'metrics.jsonl'
         metrics.unlink(missing_ok=True)
-        done = subprocess.run([HETRUN, *([f'--workers={workers}'] if workers else []), 'padding.lua', *words, '--quiet',
+        done = subprocess.run([HETRUN, *([f'--workers={workers}'] if workers else []), recipe, *words, '--quiet',
                                f'--metrics={metrics}'], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 0, f'{words}\n{done.stdout}\n{done.stderr}')
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -64,6 +65,8 @@ class Padding(unittest.TestCase):
         for a, b in zip(found, wanted):
             self.assertAlmostEqual(a, b, delta=delta, msg=message)
 
+
+class Padding(Case):
     def test_a_masked_key_is_as_one_that_is_not_there(self):
         (self.folder / 'checks.lua').write_text(CHECKS)
         done = subprocess.run([HETRUN, 'checks.lua'], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False)
@@ -87,6 +90,47 @@ class Padding(unittest.TestCase):
         (self.folder / 'padding.lua').write_text((HERE / 'padding.lua').read_text().replace('lr = 1e-2', 'lr = 1e-30'))
         self.assert_alike(self.run_recipe('--load=other', '--steps=1')[-1:], through[-1:], 1e-6)
         self.assertNotIn(through[-1], wanted)
+
+
+class Inputs(Case):
+    """Samples of several inputs by name."""
+
+    def losses(self, *words, workers=0):
+        return self.run_recipe(*words, workers=workers, recipe='inputs.lua')
+
+    def test_they_are_as_one_tensor_under_every_plan(self):
+        wanted = self.losses('--named=false')
+        self.assertEqual(len(wanted), 9)
+        self.assertEqual(self.losses(), wanted)
+        self.assertEqual(self.losses('--apart'), wanted)
+        for plan in ('data', 'tensor', 'pipeline'):
+            self.assert_alike(self.losses(f'--plan={plan}', workers=2), wanted, 1e-5, plan)
+
+    def test_a_run_goes_on_with_them(self):
+        through = self.losses('--save=whole', '--steps=9')
+        self.losses('--save=part')
+        self.assertEqual(self.losses('--save=part', '--steps=9', '--resume')[-4:], through[-4:])
+        self.assertFalse(self.notes('--save=part', '--steps=10'))
+        text = (self.folder / 'inputs.lua').read_text()
+        (self.folder / 'inputs.lua').write_text(text.replace('math.cos(i)', 'math.cos(i + 1)'))
+        self.assertIn('was trained on other data (30 samples then, 30 now)', self.notes('--save=part', '--steps=11'))
+
+    def notes(self, *words):
+        done = subprocess.run([HETRUN, 'inputs.lua', *words, '--resume'], cwd=self.folder, capture_output=True, text=True,
+                              timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return '\n'.join(line for line in done.stderr.splitlines() if line.startswith('note:'))
+
+    def test_batches_have_them_by_name(self):
+        (self.folder / 'batches.lua').write_text('''local het = require "het"
+local pairs_of = het.data.pairs { inputs = { a = het.arange(8), b = het.ones(8, 3) }, labels = het.arange(8), holdout = 0 }
+local batch = pairs_of:sampler { batch = 4, microbatch = 2 }:next()
+for i = 1, 2 do
+  assert(batch.inputs[i].a[1] == batch.labels[i][1] and batch.inputs[i].b.shape[2] == 3)
+end
+print "by name"''')
+        done = subprocess.run([HETRUN, 'batches.lua'], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False)
+        self.assertIn('by name', done.stdout, done.stderr)
 
 
 if __name__ == '__main__':

@@ -272,10 +272,20 @@ local function check_traced(self, x)
     folder and ", and `reference` of het.train is a frozen model for the loss" or "")
 end
 
+-- A layer of the recipe's own is called on a value, or on several by name.
+local function expect_values(self, first)
+  if not self.class.own_forward or type(first) ~= "table" or debug.getmetatable(first) ~= nil then
+    return define.expect(self.class.name, first, "value")
+  end
+  for name, value in pairs(first) do
+    define.expect(("%s: the value %s"):format(self.class.name, text.value(name)), value, "value")
+  end
+end
+
 --- At the prompt a layer is called on tensors: its weights are drawn at the first call and kept; a loaded model
 -- has its own. Of a distributed tensor every rank has the weights whole; in het.gradient they are constants.
 Layer.__call = function(self, ...)
-  define.expect(self.class.name, (...), "value")
+  expect_values(self, (...))
   check_inputs(self, "", ...)
   check_traced(self, (...))
   if rawget(self, "trained") then

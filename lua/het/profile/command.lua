@@ -2,6 +2,7 @@
 -- measured and kept in a file that plans read.
 local native = require "het.native"
 local errors = require "het.errors"
+local graphs = require "het.train.graphs"
 local subcommand = require "het.program.subcommand"
 local text = require "het.text"
 
@@ -93,12 +94,14 @@ local function inputs_of(run, size, context)
   local sampler = a.data:sampler { context = context, batch = size, microbatch = size, seed = a.seed, first = 0,
     count = size, split = "train", start = 0 }
   local batch = sampler:next()
-  return {
-    inputs = batch.inputs[1], labels = batch.labels[1], starts = batch.starts and batch.starts[1],
+  local inputs = {
+    labels = batch.labels[1], starts = batch.starts and batch.starts[1],
     scale = native.tensor({ 1 / math.max(1, batch.count) }, "f32"), lr = native.tensor({ 1e-6 }, "f32", {}),
     step = native.tensor({ 1 }, "i64", {}), positions = native.arange(context, "i32"),
     counter = native.tensor({ 1, 0 }, "i64"),
   }
+  for name, tensor in pairs(graphs.named_inputs(batch.inputs[1])) do inputs[name] = tensor end
+  return inputs
 end
 
 -- The ranks that measure together, when there are several; each says where it is.

@@ -108,9 +108,26 @@ local function loss_of_recipe(b, spec, inputs, labels, scale)
   return checked_loss(loss, scale), checked_figures(figures)
 end
 
+--- Tensors of a micro-batch by the names of the graph's inputs: of one tensor, or of several by name.
+function graphs.named_inputs(inputs)
+  if type(inputs) ~= "table" then return { inputs = inputs } end
+  local named = {}
+  for name, tensor in pairs(inputs) do named["inputs." .. name] = tensor end
+  return named
+end
+
+-- What the model is called with: a value, or several by name.
+local function inputs_of(b, types)
+  local function input(name, kind) return in_precision(b.graph:input(name, kind[1], kind[2]), b.precision) end
+  if types[1] then return input("inputs", types) end
+  local inputs = {}
+  for _, name in ipairs(text.keys(types)) do inputs[name] = input("inputs." .. name, types[name]) end
+  return inputs
+end
+
 local function loss_of(b, spec)
   local graph, model = b.graph, spec.model
-  local inputs = in_precision(graph:input("inputs", spec.inputs[1], spec.inputs[2]), b.precision)
+  local inputs = inputs_of(b, spec.inputs)
   local labels = graph:input("labels", spec.labels[1], spec.labels[2])
   local scale = graph:input("scale", "f32", { 1 }, true)
   local own_loss = type(model) ~= "function" and model.class.loss   -- such a model begins its layers itself
@@ -131,7 +148,7 @@ end
 -- separate forward, or else describes the layer.
 -- @param b the builder
 -- @tparam table spec `model`, `loss` and `reference` (or nil), `inputs` and `labels` ({ dtype, shape } of a
--- micro-batch)
+-- micro-batch; of several inputs by name)
 function graphs.loss(b, spec)
   local place
   local function compute()

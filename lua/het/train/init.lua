@@ -174,7 +174,7 @@ end
 -- Why pairs are no rows of tokens with their labels, for a language model; nil where they are.
 local function rows_problem(data, context)
   local inputs, labels = data.arguments.inputs, data.arguments.labels
-  local are_rows = inputs.dtype == "i32" and labels.dtype == "i32" and #inputs.shape == 2
+  local are_rows = type(inputs) ~= "table" and inputs.dtype == "i32" and labels.dtype == "i32" and #inputs.shape == 2
     and text.shape(inputs.shape) == text.shape(labels.shape)
   if not are_rows then
     return "a language model is trained on data.text, data.jsonl, data.preferences, data.tokens or data.masked; or on "
@@ -227,6 +227,15 @@ local function check(a, report)
       a.microbatch, a.batch, suggest.divisors(a.batch, a.microbatch)))
   end
   local corpus = define.kind_of(a.data) == "corpus"
+  local named = not corpus and type(a.data.arguments.inputs) == "table"
+  for _, model in ipairs(named and { a.model, a.reference } or {}) do
+    if not model.class.own_forward then
+      report("model", ("the data has inputs by name (%s), which nn.%s does not take; the forward of an nn.layer gets "
+        .. "them as a table"):format(table.concat(text.keys(a.data.arguments.inputs), ", "),
+        model.class.name:match "[^.]+$"))
+      break
+    end
+  end
   local context = a.context or (is_model(a.model) and a.model.arguments.context)
   if corpus and not context then
     report(nil, "train needs 'context': this model does not say how many tokens it sees at once")
@@ -252,7 +261,7 @@ local function check(a, report)
       report("model", ("the data has %d different tokens, the model's vocab = %d; vocab = corpus.vocab fits"):format(
         a.data.vocab, arguments.vocab))
     end
-    local problem = not corpus and rows_problem(a.data, context)
+    local problem = not corpus and not named and rows_problem(a.data, context)
     if problem then report("data", problem) end
   end
   local wordless = a.sample and generate.problem(a.model, a.data)

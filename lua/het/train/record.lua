@@ -5,6 +5,7 @@ local define = require "het.language.define"
 local digest = require "het.train.digest"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
+local graphs = require "het.train.graphs"
 local writer = require "het.model.write"
 local packing = require "het.train.packing"
 local text = require "het.text"
@@ -17,8 +18,10 @@ local function fingerprint(data)
   if define.kind_of(data) == "corpus" then
     return ("%s %d"):format(data.native.fingerprint, data.native:count "train"), data.tokens
   end
-  local inputs, labels = digest.hash_of(data.arguments.inputs), digest.hash_of(data.arguments.labels)
-  return ("%.0f %.0f %d"):format(inputs, labels, data.samples - data.held), data.samples
+  local inputs, hashes = graphs.named_inputs(data.arguments.inputs), {}
+  for i, name in ipairs(text.keys(inputs)) do hashes[i] = ("%s %.0f"):format(name, digest.hash_of(inputs[name])) end
+  hashes[#hashes + 1] = ("%.0f %d"):format(digest.hash_of(data.arguments.labels), data.samples - data.held)
+  return table.concat(hashes, " "), data.samples
 end
 
 -- Fields of the record about the data, and about what it is evaluated on where that is other data.

@@ -30,15 +30,16 @@ local session = {}
 --- Rows of a sample: two of preferences.
 function session.rows(a) return define.kind_of(a.data) == "corpus" and a.data.native.rows or 1 end
 
--- Types of a micro-batch's inputs and labels, { dtype, shape }.
+-- Types of a micro-batch's inputs and labels, { dtype, shape }; of several inputs by name.
 local function batch_types(a, microbatch, context)
   if define.kind_of(a.data) == "pairs" then
-    local function rows(tensor, dtype)
-      local shape = { unpack(tensor.shape) }
-      shape[1] = microbatch
-      return { dtype or tensor.dtype, shape }
-    end
-    return rows(a.data.arguments.inputs, a.data:input_dtype()), rows(a.data.arguments.labels)
+    local function rows(kind) return { kind[1], { microbatch, unpack(kind[2]) } } end
+    local inputs, labels = a.data:input_types(), a.data.arguments.labels
+    labels = rows { labels.dtype, { unpack(labels.shape, 2) } }
+    if inputs[1] then return rows(inputs), labels end
+    local by_name = {}
+    for name, kind in pairs(inputs) do by_name[name] = rows(kind) end
+    return by_name, labels
   end
   local tokens = { "i32", { microbatch * session.rows(a), context } }
   return tokens, tokens
@@ -226,7 +227,7 @@ end
 -- Give an executor a batch.
 local function write_batch(self, executor, batch)
   for i = 1, self.own_microbatches do
-    executor:write("inputs", batch.inputs[i], i)
+    for name, tensor in pairs(graphs.named_inputs(batch.inputs[i])) do executor:write(name, tensor, i) end
     executor:write("labels", batch.labels[i], i)
     if batch.starts and self.has_starts then executor:write("starts", batch.starts[i], i) end
   end

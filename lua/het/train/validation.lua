@@ -26,20 +26,26 @@ local function corpus_problem(a, other)
   end
 end
 
-local function row_of(tensor, dtype)
-  return ("%s %s"):format(dtype or tensor.dtype, text.shape { unpack(tensor.shape, 2) })
+-- What a row of inputs or labels is: "f32 [3]", of several inputs each by its name.
+local function row_of(kind)
+  if kind[1] then return ("%s %s"):format(kind[1], text.shape(kind[2])) end
+  local rows = {}
+  for i, name in ipairs(text.keys(kind)) do rows[i] = name .. " = " .. row_of(kind[name]) end
+  return "{ " .. table.concat(rows, ", ") .. " }"
 end
 
 -- The same of pairs.
 local function pairs_problem(a, other)
-  local data = a.data
+  local function types_of(data)
+    local labels = data.arguments.labels
+    return { inputs = data:input_types(), labels = { labels.dtype, { unpack(labels.shape, 2) } } }
+  end
+  local trained, its = types_of(a.data), types_of(other)
   for _, name in ipairs { "inputs", "labels" } do
-    local dtype, its = nil, nil
-    if name == "inputs" then dtype, its = data:input_dtype(), other:input_dtype() end
-    local trained, given = row_of(data.arguments[name], dtype), row_of(other.arguments[name], its)
-    if trained ~= given then
+    local wanted, given = row_of(trained[name]), row_of(its[name])
+    if wanted ~= given then
       return ("train.evaluate.data: a row of its %s is %s, one of the training data %s; they have to be alike"):format(
-        name, given, trained)
+        name, given, wanted)
     end
   end
 end
