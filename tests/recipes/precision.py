@@ -154,6 +154,16 @@ class Precision(unittest.TestCase):
         self.assertRegex(said, r'saved after step \d+ in on\n')
         self.assert_saved('on', 'F32')
 
+    def test_adapters_of_layers_of_a_recipe_are_merged_by_the_recipe(self):
+        (self.folder / 'own.lua').write_text('''local het = require "het"
+local nn, x = het.nn, het.randn({ 64, 8 }, "f32", 1)
+return het.train { model = nn.lora { model = nn.sequential { nn.linear(8, 8) }, rank = 2, targets = { "linear" } }, save = "own",
+  data = het.data.pairs { inputs = x, labels = x }, batch = 8, steps = 2, optimizer = het.optim.adamw { lr = 0.1 },
+  after = function(run) run:save("merged", { merge = true }) end }''')
+        self.hetrun('own.lua', '--allow-write=own', '--allow-write=merged')
+        self.assertIn('own holds adapters of a model that only a recipe describes: run:save("whole", { merge = true }) in that recipe',
+                      self.hetrun('merge', 'own', 'whole', code=2))
+
     def test_a_precision_that_there_is_not_is_refused(self):
         self.assertIn("save_precision = 'f8'", self.hetrun('precision.lua', '--save=runs/x', '--precision=f8', code=2).replace('"', "'"))
         self.base()

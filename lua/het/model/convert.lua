@@ -50,6 +50,14 @@ local function check_precision(given, problems)
   end
 end
 
+-- Refuse adapters of a model that no folder describes.
+local function expect_described(folder, base, to)
+  local found, config = pcall(files.read_config, base or adapter.read_config(folder).base or folder)
+  if not found or type(config) ~= "table" or config.model_type ~= "hetrun" then return end
+  errors.usage("%s holds adapters of a model that only a recipe describes: run:save(%q, { merge = true }) in that "
+    .. "recipe, as in its `after`, writes the model with them", folder, to)
+end
+
 --- `hetrun merge ADAPTERS MODEL`. Returns the exit code.
 function convert.merge(...)
   if native.settings.help then
@@ -61,6 +69,7 @@ function convert.merge(...)
   check_precision(given, problems)
   raise("merge", problems)
   local folder, to = words[1], words[2]
+  if adapter.is_in(folder) then expect_described(folder, given.base, to) end
   local model = loader.load(folder, given.base and { base = given.base } or nil)
   require("het.language.mistakes").raise()
   if not rawget(model, "lora") then errors.usage("%s holds no adapters", folder) end
