@@ -212,6 +212,23 @@ return het.train { data = first, batch = 4, steps = 4, optimizer = het.optim.ada
                 self.assertAlmostEqual(one, two, delta=1e-5, msg=kind)
 
 
+class Collectives(Case):
+    def test_one_that_not_all_ranks_call_is_named(self):
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local x = het.randn({ 64, 8 }, "f32", 1)
+local opt = het.options { call = { "gather", "" } }
+return het.train { model = het.nn.linear(8, 8), data = het.data.pairs { inputs = x, labels = x }, batch = 8, steps = 6,
+  evaluate = { every = 5 }, optimizer = het.optim.adamw { lr = 0.1 }, on_step = function(run, step)
+    if step.step == 3 and run.rank == 0 then
+      run[opt.call](run)
+    end
+  end }''')
+        for name in ('gather', 'model', 'evaluate'):
+            err, _ = self.run_recipe('--workers=2', f'--call={name}', code=75)
+            self.assertRegex(err, rf'evaluations\.lua:7: run:{name} is called here, and (rank 1|another rank) does something else, '
+                                  'such as the next step; all ranks call it at the same place\n', name)
+
+
 class Groups(Case):
     """Parameter groups of an optimizer; tests/reference/optimizers.py compares them with PyTorch's."""
 

@@ -10,6 +10,7 @@ local restoring = require "het.train.restoring"
 local Run = require "het.train.run"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
+local together = require "het.train.together"
 local validation = require "het.train.validation"
 
 local function is_model(value) return define.kind_of(value) == "layer" end
@@ -50,6 +51,12 @@ local recipe_methods = {
     return self:asked_to_stop()
   end,
 }
+
+-- All ranks call these at the same place; one that is alone in it finds others in the next step.
+for _, name in ipairs { "generate", "save", "evaluate", "train_step", "use_plan", "snapshot", "restore", "model",
+  "gather" } do
+  recipe_methods[name] = together.expected("run:" .. name, recipe_methods[name] or Run[name])
+end
 
 define.object {
   name = "run",
@@ -245,8 +252,8 @@ local function check(a, report)
     report("data", ("data.masked.mask_share = %s hides less than one of the %d tokens of a step; %.2g and more work")
       :format(text.value(share), a.batch * context, 1 / (a.batch * context)))
   end
-  local together = corpus and is_model(a.model) and a.data:packs() and a.model:why_not_packed()
-  if together then report("model", "the data has packing = true: " .. together) end
+  local unpacked = corpus and is_model(a.model) and a.data:packs() and a.model:why_not_packed()
+  if unpacked then report("model", "the data has packing = true: " .. unpacked) end
   if corpus and context and a.batch * context > most_tokens then
     report("batch", ("train.batch = %.14g samples of %.14g tokens are more than 2^40 tokens in a step"):format(a.batch,
       context))

@@ -1,6 +1,7 @@
 --- What all ranks of a run do at the same place, so that what goes wrong on one of them is an error on all.
 local native = require "het.native"
 local errors = require "het.errors"
+local source = require "het.language.source"
 
 local together = {}
 
@@ -37,6 +38,30 @@ function together.call(run, fn, ...)
   local kind, message = agreed(run.cluster:all_gather(native.json_encode(own)))
   if kind then raise_on_all(run, errors.new(kind, message)) end
   return result
+end
+
+-- Raise what a method has raised: of ranks that do different things, which is found by how much they send, the method
+-- and the other rank.
+local function raise_expected(run, name, problem)
+  local message, kind = errors.describe(problem)
+  local other = kind == "peer" and message:match "(rank %d+) %a+ %d+ bytes where this rank "
+  if not other then error(problem, 0) end
+  if other == ("rank %d"):format(run.rank) then other = "another rank" end   -- whose message it is
+  local place = source.place()
+  errors.raise("peer", "%s%s is called here, and %s does something else, such as the next step; all ranks call it at "
+    .. "the same place", place and place .. ": " or "", name, other)
+end
+
+local function results_of(run, name, ok, ...)
+  if not ok then raise_expected(run, name, (...)) end
+  return ...
+end
+
+--- A method that all ranks call at the same place, for recipes.
+-- @string name for messages: "run:save"
+-- @tparam function fn
+function together.expected(name, fn)
+  return function(run, ...) return results_of(run, name, pcall(fn, run, ...)) end
 end
 
 --- What the first rank's fn(...) returns, a text, on all ranks; its error is raised on all. All ranks call it.
