@@ -173,8 +173,9 @@ define.object {
 
 --- What becomes of examples in a context: nil where none is cut, else a sentence.
 -- @int context tokens of a sample
-function Corpus:cuts(context)
-  local examples, cut, empty = unpack(self.native:cuts("train", context))
+-- @string[opt] split default: "train"
+function Corpus:cuts(context, split)
+  local examples, cut, empty = unpack(self.native:cuts(split or "train", context))
   if cut == 0 then return nil end
   if empty == examples then
     errors.usage("all %d examples of %s are longer than the %d tokens of the context, and what is left of them has "

@@ -177,6 +177,25 @@ class OtherData(Case):
         err, _ = self.run_recipe('--steps=28', '--save=other', '--resume')
         self.assertIn('was trained on other data (40 samples then, 48 now)', err)
 
+    def test_a_mixture_is_evaluated_whole_and_examples_that_are_cut_are_counted(self):
+        for name, lengths in (('a', (4, 5, 6, 30)), ('b', (5, 20, 30)), ('c', (40, 6))):
+            (self.folder / f'{name}.jsonl').write_text(''.join(json.dumps({'text': 'ab' * n}) + '\n' for n in lengths))
+        (self.folder / 'evaluations.lua').write_text('''local het = require "het"
+local opt = het.options { holdout = { 0.0001, "" } }
+local function corpus(name, from, holdout)
+  return het.data.jsonl { path = name .. ".jsonl", tokenizer = "char", ending = "", vocabulary = from, holdout = holdout }
+end
+local first = corpus "a"
+return het.train { data = first, batch = 2, steps = 2, optimizer = het.optim.sgd { lr = 0.1 },
+  evaluate = { every = 1, data = het.data.mixture { { corpus("b", first, opt.holdout > 0.1 and opt.holdout or nil), 1 }, { corpus("c", first), 1 } } },
+  model = het.nn.gpt { vocab = first.vocab, context = 16, width = 8, layers = 1, heads = 2 } }''')
+        err, result = self.run_recipe()
+        self.assertIn('1 of 4 examples of a.jsonl have more than the 16 tokens of the context', err)
+        self.assertIn('3 of 5 examples of b.jsonl + c.jsonl have more than the 16 tokens of the context', err)
+        self.assertGreater(result['validation_loss'], 0)
+        err, _ = self.run_recipe('--holdout=0.5', code=2)
+        self.assertIn('train.evaluate.data is evaluated on whole; leave out its holdout = 0.5', err)
+
     def test_text_is_evaluated_by_the_vocabulary_of_the_training_data(self):
         train, held = 'the quick brown fox jumps over the lazy dog. ' * 60, 'a lazy fox naps in the box. ' * 32
         for name, text in (('train', train), ('held', held), ('both', train + held)):

@@ -130,8 +130,10 @@ local function introduce(self, reporter)
     reporter:say(("files of %s: %d read, %d skipped (binary, links, or beyond `limit`)"):format(
       a.data.arguments.path, a.data.native.files, skipped))
   end
-  local cuts = corpus and a.data:cuts(self.context)
-  if cuts then reporter:say(cuts) end
+  for _, cuts in ipairs { corpus and a.data:cuts(self.context) or false,
+    corpus and a.evaluate.data and a.evaluate.data:cuts(self.context, "holdout") or false } do
+    if cuts then reporter:say(cuts) end
+  end
   if self.session.has_starts then
     local examples, rows, tokens, pieces = unpack(self.session.sampler:packed())
     local what = {}
