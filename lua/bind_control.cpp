@@ -30,7 +30,11 @@ int new_control(lua_State* L) {
                                       secret_of(L, 1)));
 }
 void control_post(ControlHandle& control, std::string status) { control->post(std::move(status)); }
-std::optional<std::string> control_earlier(ControlHandle& control) { return control->earlier(); }
+// control, seconds that it is waited for -> what another first rank has left, or nil
+std::optional<std::string> control_earlier(ControlHandle& control, std::optional<double> seconds) {
+  const double wait = std::min(std::max(seconds.value_or(0), 0.0), 10.0);
+  return control->earlier(std::chrono::milliseconds(static_cast<int64_t>(wait * 1000)));
+}
 // control, seconds that it is waited for -> id, text; nil: no command waits
 int control_command(lua_State* L) {
   constexpr double kMost = 10;

@@ -44,8 +44,9 @@ void RunControl::post(std::string status) {
   changed_.notify_all();
 }
 
-std::optional<std::string> RunControl::earlier() const {
-  const std::lock_guard lock(mutex_);
+std::optional<std::string> RunControl::earlier(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout, [this] { return has_read_ || stopping_; });
   return earlier_;
 }
 
@@ -67,7 +68,6 @@ void RunControl::done(const std::string& id) {
 }
 
 void RunControl::work() {
-  bool read = false;
   std::optional<std::string> unwritten;  // tried again at the next look
   for (bool last = false; !last;) {
     std::optional<std::string> status;
@@ -80,12 +80,15 @@ void RunControl::work() {
       last = stopping_;
     }
     try {
-      if (!read) {
+      if (!has_read_) {  // which this thread alone sets
         const auto entry = store_->get(status_key_);
-        const std::lock_guard lock(mutex_);
-        if (entry) earlier_ = unsealed(secret_, status_key_, entry->value);
+        {
+          const std::lock_guard lock(mutex_);
+          if (entry) earlier_ = unsealed(secret_, status_key_, entry->value);
+          has_read_ = true;
+        }
+        changed_.notify_all();
       }
-      read = true;
       // The status first: who waits for an answer finds it there when the command has gone.
       if (status) store_->put(status_key_, sealed(secret_, status_key_, *status));
       look();

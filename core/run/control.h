@@ -36,8 +36,9 @@ class RunControl {
 
   // Is written soon, unless another one comes before.
   void post(std::string status);
-  // The status that another first rank had left; nothing: none, or it is not read yet.
-  std::optional<std::string> earlier() const;
+  // The status that another first rank had left; nothing: none, or it is not read yet. `timeout`: that it is
+  // waited for.
+  std::optional<std::string> earlier(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const;
   // The command that waits, until done(). `timeout`: that it is waited for.
   bool has_command() const { return has_command_.load(std::memory_order_acquire); }
   std::optional<RunCommand> command(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const;
@@ -54,6 +55,7 @@ class RunControl {
   std::optional<std::string> posted_, earlier_;
   std::optional<RunCommand> command_;
   std::string last_done_;  // its id
+  bool has_read_ = false;  // what another first rank had left
   bool looks_now_ = false, stopping_ = false;
   std::atomic<bool> has_command_ = false;
   std::thread thread_;

@@ -354,9 +354,27 @@ class Elastic(unittest.TestCase):
         for rank in self.ranks(process).values():
             os.kill(rank, signal.SIGKILL)
         _, err = self.ended(process)
-        self.assertRegex(err, r'going on after step (5|10|15)\b')
-        self.assertRegex(err, r'since the run went on after step (5|10|15): 0 ranks went, 0 came')
+        went_on = re.search(r'going on after step (5|10|15)\b', err)
+        self.assertTrue(went_on, err)
+        step = int(went_on[1])
         self.assert_same_curve(right)
+        # It counts for the whole run; the step that the ranks had said last may be some steps old.
+        self.assertRegex(err, rf'\n4 ranks went, 4 came, at least \d+ steps? repeated; of {12 * STEPS:,} samples 0 lost, 0 repeated')
+        account = next(record for record in self.records() if 'samples' in record)
+        self.assertLessEqual(account['steps_repeated'], 19 - step)
+        self.assertEqual(account['changes'], 1)
+
+    def test_a_run_that_is_resumed_counts_what_has_been_before(self):
+        process = self.start_held({20: 0}, '--snapshots=kept')
+        self.until_step(process, 19)
+        os.kill(self.ranks(process)[2], signal.SIGKILL)
+        self.go(20)
+        self.until_generation(process, lambda generation: generation['members'] == 3)
+        self.until_step(process, 40)
+        process.send_signal(signal.SIGINT)
+        self.ended(process, 130)
+        _, err = self.ended(self.start('--snapshots=kept', '--resume'))
+        self.assertRegex(err, rf'\n1 rank went, 0 came, \d steps? repeated; of {12 * STEPS:,} samples 0 lost, 0 repeated')
 
     def test_a_rank_that_stands_still_does_not_keep_the_launcher(self):
         process = self.start_held({10: 0}, '--timeout=2s')

@@ -77,5 +77,27 @@ for _, other in ipairs { { 800, 8000 }, { 300, 7 }, { 2, 20 } } do   -- later on
     "after step %d %d are counted, %d lost, %d repeated", step, found.counted, found.lost, found.repeated)
   check(spans.changes == 3, "the changes of ranks are those of the run")
 end
+-- What is kept of it goes on after a step that it has; what was said of the run later counts, too.
+local native = require "het.native"
+local whole = ledger.new(0, 0)
+for step = 1, 30 do ledger.count(whole, step, 10 * (step - 1), 10 * step) end
+whole.gone, whole.came, whole.paid = 2, 1, 0.5
+local kept = native.json_decode(native.json_encode(ledger.kept(whole)))
+check(ledger.is_kept(kept), "what is kept can be read")
+local again = ledger.new(20, 200, kept)
+check(again.gone == 2 and again.begun == 0 and ledger.last_step(again) == 20, "it goes on after step 20")
+whole.gone = 5
+ledger.learn(again, 20, 200, ledger.kept(whole))
+check(again.gone == 5 and again.came == 1 and ledger.last_step(again) == 20, "ranks that went later count")
+ledger.learn(again, 20, 200, ledger.kept(ledger.new(25, 250)))
+check(again.gone == 5 and again.begun == 0, "what knows less changes nothing")
+for name, lie in pairs { age = -1, spans = 3, gone = 0.5, came = "1", steps_repeated = 2 ^ 60, paid = "much",
+  at_least = 1 } do
+  local lied = native.json_decode(native.json_encode(ledger.kept(whole)))
+  lied[name] = lie
+  check(not ledger.is_kept(lied), "%s = %s is believed", name, tostring(lie))
+end
+check(not ledger.is_kept { age = 0, begun = 0, start = 0, changes = 0, gone = 0, came = 0, steps_repeated = 0,
+  spans = { { step = 1 } } }, "a span without its fields is believed")
 print "right"
 os.exit(0)

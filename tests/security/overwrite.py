@@ -307,6 +307,7 @@ class Hostile(Case):
                  for value in ('abc', -1, 1.5, 1e300, {}, [], True, '\x1b[31m6')]
         cases += [(name, value) for name in ('best', 'validation', 'lowest') for value in ('abc', {}, [1], False)]
         cases += [('precision', value) for value in (1, {}, False)]
+        cases += [('account', value) for value in (1, 'abc', {}, {'age': 1, 'spans': []}, [])]
         for name, value in cases:
             path.write_bytes(good)
             change_snapshot(path, {name: value})

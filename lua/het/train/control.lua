@@ -7,6 +7,7 @@ local native = require "het.native"
 local ahead = require "het.train.ahead"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
+local ledger = require "het.train.ledger"
 local source = require "het.language.source"
 local snapshots = require "het.train.snapshots"
 local text = require "het.text"
@@ -16,6 +17,7 @@ local control = {}
 
 local seconds_between = 1           -- two statuses
 local pause_look = 0.2              -- seconds between two looks while it is paused
+local seconds_for_store = 5         -- to say what another first rank has left
 local most_events, most_answers = 200, 8
 
 local function last(list, count)
@@ -30,14 +32,32 @@ local function note(run, event)
   table.insert(run.timeline, { at = os.time(), step = run.step, event = event })
 end
 
+-- The first rank's end.
+local function open(run)
+  run.control = run.control or native.control { cluster = run.cluster, run = run.arguments.name,
+    secret_file = (native.settings or {}).secret_file }
+end
+
+-- The status that the first rank before this one has left of the same run; nil: none.
+local function left_by_other(run, seconds)
+  local left = run.control:earlier(seconds)
+  local ok, earlier = pcall(native.json_decode, left or "")
+  return ok and earlier.state ~= "ended" and together.goes_on(run) and earlier or nil
+end
+
+--- What the ranks of the generations before have left of the run where none of them is there any more: what `account`
+-- of status_of says; nil where nothing is known. Called by the first rank.
+function control.account_left(run)
+  open(run)
+  return (left_by_other(run, seconds_for_store) or {}).account
+end
+
 -- A first rank that takes over goes on with what the one before it left.
 local function take_over(run)
-  local left = not run.took_over and run.control:earlier()
-  if not left then return end
+  if run.took_over or not run.control:earlier() then return end
   run.took_over = true
-  local ok, earlier = pcall(native.json_decode, left)
-  local roster = run.cluster:roster()
-  if not ok or earlier.state == "ended" or not roster or roster.number == 1 then return end
+  local earlier = left_by_other(run)
+  if not earlier then return end
   local first = (run.timeline or {})[1]
   local events = {}
   for _, event in ipairs(earlier.timeline or {}) do
@@ -87,7 +107,8 @@ local function status_of(run, state)
     changes = run.member and run.ledger.changes, steps_repeated = run.member and run.ledger.steps_repeated,
     paid = run.member and run.ledger.paid, money_lost = run.ledger.paid and run.ledger.money_lost,
     hourly = run.hourly, ranks = run.roll, timeline = run.timeline or {}, answers = run.answers or {},
-    recovery = run.last_pause,
+    recovery = run.last_pause, account = run.member and { run = run.number, step = run.step, members = run.members
+      or run.cluster:roster().members, counted = ledger.kept(run.ledger) },
     snapshots = { memory = in_memory(run), disk = taken.disk, in_store = taken.store,
       folder = (a.snapshot or {}).folder, store = (a.snapshot or {}).store },
   }
@@ -130,8 +151,7 @@ function control.follow(run)
     run.control = nil
     return
   end
-  run.control = run.control or native.control { cluster = run.cluster, run = run.arguments.name,
-    secret_file = (native.settings or {}).secret_file }
+  open(run)
   post(run)
 end
 

@@ -14,6 +14,7 @@ local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
 local session = require "het.train.session"
 local snapshots = require "het.train.snapshots"
+local together = require "het.train.together"
 
 local elastic = {}
 
@@ -133,7 +134,7 @@ end
 -- other run's.
 local function resume_own(self)
   local a = self.arguments
-  local started_again = os.getenv "HETRUN_STARTED_AGAIN" and self.cluster:roster().number > 1 and not self.overwrite
+  local started_again = os.getenv "HETRUN_STARTED_AGAIN" and together.goes_on(self) and not self.overwrite
   local held = started_again and a.save and files.held(a.save)
   local taken = started_again and snapshots.newest_in_folder(self)
   local answers = self.cluster:all_gather((self.resume or held and held.training or taken) and "resume" or "")
@@ -149,6 +150,31 @@ local function count_change(self, known, members, reached)
   all.steps_repeated = all.steps_repeated + self.went_back
 end
 
+-- What is known of the run where no rank has its state, as all ranks were lost: what control.account_left gives. nil:
+-- nothing, or it is of another run. All ranks call it.
+local function account_left(self, all)
+  if not together.goes_on(self) then return nil end
+  local words = together.by_first(self, function()
+    local left = require("het.train.control").account_left(self)
+    return left and native.json_encode(left) or ""
+  end)
+  local left = words ~= "" and native.json_decode(words) or nil
+  for _, other in ipairs(all) do
+    if left and other.number and other.number ~= left.run then left = nil end
+  end
+  return left
+end
+
+-- All ranks were lost, and the run goes on from what they have kept: what has been since that was kept counts, too.
+local function count_loss_of_all(self, left, members)
+  ledger.learn(self.ledger, self.step, self.cursor, left.counted)
+  count_change(self, left, members, left.step)
+  local none_stayed = #missing_in(members, left.members) == #left.members
+  self.ledger.at_least = self.ledger.at_least or none_stayed or nil
+  self.lost_all = { at = native.clock(), steps = self.went_back }
+  self.went_back = nil
+end
+
 -- How fast the machines of these ranks reach each other; measured where one has come.
 local function follow_links(self, all)
   local hosts, known = {}, {}
@@ -156,12 +182,13 @@ local function follow_links(self, all)
   ranks.follow_links(self, hosts, known)
 end
 
--- The number of the run: that of a rank that has one, or of a run that begins, that of its first generation.
-local function number_of(all)
+-- The number of the run: that of a rank that has one, or that the ranks before had; of a run that begins, that of its
+-- first generation.
+local function number_of(all, left)
   for _, other in ipairs(all) do
     if other.number then return other.number end
   end
-  return all[1].nonce
+  return left and left.run or all[1].nonce
 end
 
 -- A session of the generation that has just begun. While no step is done, every rank begins from the start.
@@ -172,9 +199,10 @@ local function begin_session(self)
   if self.ledger then money.pay(self) end   -- all until now
   local all = exchange(self)
   self.state:set_nonce(all[1].nonce)
-  snapshots.claim(self, number_of(all))
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
+  local left = not known and account_left(self, all)
+  snapshots.claim(self, number_of(all, left))
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
   local faults, evaluations, ledgers = 0, {}, {}
   for _, holder in ipairs(holders) do
@@ -197,7 +225,7 @@ local function begin_session(self)
   else
     resume_own(self)
     self.begin_state()
-    if roster.number > 1 and self.cluster:rank() == 0 and not native.settings.quiet then
+    if together.goes_on(self) and self.cluster:rank() == 0 and not native.settings.quiet then
       native.write("stderr", ("generation %d: none of its ranks has done a step of this run; it %s\n"):format(
         roster.number, self.restores and "looks for snapshots" or ("begins after step %d"):format(self.step)))
     end
@@ -211,7 +239,8 @@ local function begin_session(self)
     lost = #missing_in(members, self.members or members), joined = #missing_in(self.members or members, members) }))
   self.planned_at = native.clock()
   self.session = session.new(self, self.session)
-  self.ledger.begun_again = self.ledger.begun_again or not known and roster.number > 1
+  if left then count_loss_of_all(self, left, members) end
+  self.ledger.begun_again = self.ledger.begun_again or not known and not left and together.goes_on(self)
   self.left_behind = false
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
@@ -476,6 +505,9 @@ function elastic.step_done(self, reporter)
   self.pause, self.step_ended_at = nil, native.clock()
   money.pay(self)
   ahead.go_on(self)
+  local lost_all = self.lost_all
+  self.lost_all = nil
+  if lost_all then money.lose(self, self.step_ended_at - lost_all.at, lost_all.steps) end
   if not line then return end
   line.first_step, line.first_step_seconds = self.step, self.step_ended_at - line.started
   line.started = nil
@@ -491,8 +523,9 @@ function elastic.account(self, reporter, results)
   money.pay(self)
   local samples = ledger.totals(all, self.step, self.arguments.batch)
   for name, number in pairs { changes = all.changes, ranks_gone = all.gone, ranks_joined = all.came,
-    steps_repeated = all.steps_repeated, samples = samples.counted, samples_lost = samples.lost,
-    samples_repeated = samples.repeated, paid = all.paid, money_lost = all.paid and all.money_lost or nil } do
+    steps_repeated = all.steps_repeated, at_least = all.at_least or nil, samples = samples.counted,
+    samples_lost = samples.lost, samples_repeated = samples.repeated,
+    paid = all.paid, money_lost = all.paid and all.money_lost or nil } do
     results[name] = number
   end
   results.counted_from = all.begun_again and all.begun > 0 and all.begun or nil

@@ -1,16 +1,75 @@
 --- Which samples the steps of a run have counted, and what has happened to its ranks. Plain data, which ranks that
--- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, begun_again = }.
--- `at`: when it began, in seconds since 1970; `begun`: the step that it began after; `begun_again`: no rank knew the
--- generations before it, as after the loss of all ranks; `start`: the first sample of the
--- next step. A span is { step =, steps =, first =, batch = }: so many steps from `step` on, each of `batch` samples,
--- the first of these `first`. A step that is trained again after the ranks went back replaces what was counted from
--- there on, as it does in the state.
+-- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, begun_again =,
+-- at_least = }, and what het.train.money counts. `at`: when it began, in seconds since 1970; `begun`: the step that it
+-- began after; `start`: the first sample of the next step. `at_least`: all ranks were lost, maybe in a later step than
+-- they had said; `begun_again`: that, and nothing of the time before is known. It is kept with snapshots and saves, and
+-- in the run's status (het.train.control). A span is { step =, steps =, first =, batch = }: so many steps from `step`
+-- on, each of `batch` samples, the first of these `first`. A step that is trained again after the ranks went back
+-- replaces what was counted from there on, as it does in the state.
+local text = require "het.text"
+
 local ledger = {}
 
+local counts = { "begun", "start", "changes", "gone", "came", "steps_repeated", "changes_paid" }
+local sums = { "paid", "money_lost" }
+
 --- Of a run that goes on after a step with a sample.
-function ledger.new(step, cursor)
-  return { at = os.time(), begun = step, start = cursor, spans = {}, changes = 0, gone = 0, came = 0,
+-- @tparam[opt] table kept what `kept` gave of it (default: the run begins)
+function ledger.new(step, cursor, kept)
+  local self = { at = os.time(), begun = step, start = cursor, spans = {}, changes = 0, gone = 0, came = 0,
     steps_repeated = 0 }
+  if not kept then return self end
+  for _, names in ipairs { counts, sums } do
+    for _, name in ipairs(names) do self[name] = kept[name] end
+  end
+  for i, span in ipairs(kept.spans) do
+    self.spans[i] = { step = span.step, steps = span.steps, first = span.first, batch = span.batch }
+  end
+  self.at, self.at_least = self.at - kept.age, kept.at_least
+  ledger.restore(self, step, cursor)
+  return self
+end
+
+--- What is kept of it: how old it is in place of when it began.
+function ledger.kept(self)
+  local kept = { age = ledger.age(self), spans = self.spans, at_least = self.at_least }
+  for _, names in ipairs { counts, sums } do
+    for _, name in ipairs(names) do kept[name] = self[name] end
+  end
+  return kept
+end
+
+local function is_whole(value)
+  local number = text.finite(value)
+  return number ~= nil and number >= 0 and number <= 2 ^ 53 and number % 1 == 0
+end
+
+--- Take over what was kept of the same run later, maybe without all of its steps.
+function ledger.learn(self, step, cursor, kept)
+  local other = ledger.new(step, cursor, kept)
+  if other.begun < self.begun then self.begun, self.start, self.spans = other.begun, other.start, other.spans end
+  self.at, self.at_least = math.min(self.at, other.at), self.at_least or other.at_least
+  for _, name in ipairs { "changes", "gone", "came", "steps_repeated", "changes_paid", unpack(sums) } do
+    if other[name] then self[name] = math.max(self[name] or 0, other[name]) end
+  end
+end
+
+--- Whether a value, which may come from a file of anyone, is what `kept` gives.
+function ledger.is_kept(value)
+  if type(value) ~= "table" or not is_whole(value.age) or type(value.spans) ~= "table" then return false end
+  for _, name in ipairs(counts) do
+    if not (is_whole(value[name]) or name == "changes_paid" and value[name] == nil) then return false end
+  end
+  for _, name in ipairs(sums) do
+    if value[name] ~= nil and not text.finite(value[name]) then return false end
+  end
+  for _, span in ipairs(value.spans) do
+    if type(span) ~= "table" then return false end
+    for _, name in ipairs { "step", "steps", "first", "batch" } do
+      if not is_whole(span[name]) then return false end
+    end
+  end
+  return value.at_least == nil or type(value.at_least) == "boolean"
 end
 
 --- Seconds since the run began.

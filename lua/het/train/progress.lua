@@ -177,15 +177,16 @@ end
 --- At the end of a run whose ranks may change: what has become of these, and of the samples.
 function Progress:account(results)
   self:record { counted_from = results.counted_from, changes = results.changes,
-    ranks_gone = results.ranks_gone, ranks_joined = results.ranks_joined,
+    ranks_gone = results.ranks_gone, ranks_joined = results.ranks_joined, at_least = results.at_least,
     steps_repeated = results.steps_repeated, samples = results.samples, samples_lost = results.samples_lost,
     samples_repeated = results.samples_repeated, paid = results.paid, money_lost = results.money_lost }
   local paid = results.paid and ("; %s of money paid, %s of it lost to changes"):format(text.money(results.paid),
     text.money(results.money_lost or 0)) or ""
   local since = results.counted_from
     and ("since the run went on after step %d: "):format(results.counted_from) or ""
+  local repeated = (results.at_least and "at least " or "") .. text.plural(results.steps_repeated, "step")
   self:say(("%s%s went, %d came, %s repeated; of %s samples %d lost, %d repeated%s"):format(since,
-    text.plural(results.ranks_gone, "rank"), results.ranks_joined, text.plural(results.steps_repeated, "step"),
+    text.plural(results.ranks_gone, "rank"), results.ranks_joined, repeated,
     text.grouped(results.samples + results.samples_lost - results.samples_repeated), results.samples_lost,
     results.samples_repeated, paid))
 end

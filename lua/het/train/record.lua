@@ -7,6 +7,7 @@ local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local graphs = require "het.train.graphs"
 local writer = require "het.model.write"
+local ledger = require "het.train.ledger"
 local packing = require "het.train.packing"
 local text = require "het.text"
 
@@ -42,6 +43,7 @@ function record.of(run)
   kept.precision, kept.config = run.arguments.precision, run.config
   kept.packed, kept.packed_sources = packing.context(run), packing.sources(run)
   for name, value in pairs(data_of(run)) do kept[name] = value end
+  kept.account = run.member and ledger.kept(run.ledger) or nil   -- which has times: saves of others are the same bytes
   return native.json_encode(kept)
 end
 
@@ -56,6 +58,7 @@ local function problem_of(name, value)
   if name == "packed_sources" then
     return not (type(value) == "string" and value:match "^[01]+$") and "0 or 1 for each source" or nil
   end
+  if name == "account" then return not ledger.is_kept(value) and "an account of steps and ranks" or nil end
   local number = text.finite(value)
   if finite[name] then return not number and "a number" or nil end
   local is_whole = number and number >= 0 and number <= 2 ^ 53 and number % 1 == 0

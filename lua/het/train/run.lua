@@ -166,7 +166,7 @@ local function build(self)
     self.called, self.followed = self.step, self.step   -- the last steps whose on_step, and all that follows, has been
     self.phases_done = 0        -- of het.train.loop
     self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
-    self.ledger = ledger.new(self.step, self.cursor)
+    self.ledger = ledger.new(self.step, self.cursor, about.account)
     self.state:set_step(self.step)
   end
   snapshots.begin(self)

@@ -86,7 +86,7 @@ local function begin_after(run, restored)
   run.cursor, run.step = about.cursor, restored.step
   evaluation.restore(run, about)
   saving.learn_best(run)
-  run.ledger = ledger.new(run.step, run.cursor)
+  run.ledger = ledger.new(run.step, run.cursor, about.account)
 end
 
 -- What the executor's last run gave for the loss, and the figures beside it by name; nil where there are none.

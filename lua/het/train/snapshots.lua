@@ -68,7 +68,7 @@ end
 -- @number[opt] number that the ranks of the run have in common, the first time
 function snapshots.claim(run, number)
   run.number = run.number or number
-  if run.member and run.cluster:roster().number > 1 then return claim_folders(run) end
+  if together.goes_on(run) then return claim_folders(run) end
   together.call(run, claim_folders, run)
 end
 
@@ -115,8 +115,7 @@ end
 -- earlier run has left counts for no other.
 function snapshots.begin_state(run)
   require_same_model(run)
-  local roster = run.member and run.cluster:roster()
-  run.restores = run.snapshots ~= nil and (run.resume or roster ~= nil and roster.number > 1)
+  run.restores = run.snapshots ~= nil and (run.resume or together.goes_on(run))
   -- After the loss of all ranks what this machine has is at least as new.
   if run.resume and not os.getenv "HETRUN_STARTED_AGAIN" then together.by_first(run, newest_in_store, run) end
   if not run.snapshots or run.restores then return end

@@ -8,6 +8,12 @@ local together = {}
 --- Whether this process is the first of those on its machine.
 function together.is_first_of_machine() return (os.getenv "LOCAL_RANK" or "0") == "0" end
 
+--- Whether this is a generation of a run that goes on after a change of its ranks, and not its first one.
+function together.goes_on(run)
+  local roster = run.member and run.cluster:roster()
+  return roster and roster.number > 1 or false
+end
+
 -- The error that all ranks raise, or nil: that of the first rank that has one, named unless all say the same.
 local function agreed(texts)
   local all = {}
