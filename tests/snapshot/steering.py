@@ -218,6 +218,17 @@ class Steering(unittest.TestCase):
         self.assertEqual(said.count('was not written'), 1, said)
         self.assertRegex(said, r'hetrun: the snapshot after step 40 is not complete: .*snaps')
 
+    def test_what_several_ranks_cannot_write_is_said_once_and_then_now_and_then(self):
+        said, losses = self.train('--trust', '--shot=0', '--every=2', '--steps=60', '--breaks=2', code=71,
+                                  ranks=('--workers', 2, '--elastic', '1:2'))
+        self.assertEqual(len(losses), 60)
+        failed = re.findall(r'the snapshot on disk after step (\d+) was not written: (.*)', said)
+        self.assertLessEqual(1, len(failed), said)
+        self.assertLessEqual(len(failed), 4, said)
+        self.assertTrue(failed[0][1].endswith('(so on all ranks)'), said)
+        for _, why in failed[1:]:
+            self.assertRegex(why, r'; the (9|19|29) before failed as well$')
+
     def test_a_vocabulary_of_an_earlier_run_goes_with_its_snapshots(self):
         self.train('--steps=5')
         self.assertTrue((self.folder / 'snaps' / 'vocabulary.json').exists())

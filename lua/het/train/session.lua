@@ -347,7 +347,7 @@ function Session:say(words)
   local writes = run.snapshotting or {}
   words.member, words.notices, words.control = run.member, run.notices, run.control
   words.memory, words.disk = writes.memory, writes.disk
-  words.not_begun, words.disk_not_begun = run.snapshot_failed, run.disk_failed
+  words.not_begun, words.disk_not_begun = run.snapshot_failed and true, run.disk_failed and true
   self.trainer:say(words)
 end
 

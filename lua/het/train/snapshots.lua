@@ -6,7 +6,8 @@
 -- place, in memory or on disk: so the last one is whole before the one before it gives way.
 --
 -- A run has `snapshots` (native), nil without any; `snapshotting` { memory =, disk = }: what this rank writes;
--- `snapshot_failed`, `disk_failed`: whether this rank could not begin the last one; `on_disk`: paths of its files of
+-- `snapshot_failed`, `disk_failed`: why this rank could not begin the last one, else false; `failures`, by place, what
+-- was said last of those that were not written: { reason =, count = in a row }; `on_disk`: paths of its files of
 -- whole ones, the oldest first; `snapshot_taken`, by tier ("memory", "disk", "store") the last whole one: { step =,
 -- at = (seconds since 1970) }; `snapshot_seconds` that beginning them took; `pace` of those in memory and `disk_pace`
 -- of those on disk, nil where the recipe says how often; `memory_next`, `disk_next`: the steps after which the next is
@@ -45,6 +46,7 @@ function snapshots.begin(run)
   end
   run.snapshots = native.run_snapshots(wanted)
   run.snapshotting, run.on_disk, run.snapshot_taken, run.snapshot_seconds = {}, {}, {}, 0
+  run.failures = {}
   run.pace = in_memory and not a.memory_every and pace.new() or nil
   run.disk_pace = a.folder and not a.every and pace.new(least_on_disk) or nil
 end
@@ -186,6 +188,15 @@ local function pause_disk(run)
   run.disk_pause = math.min(2 * run.disk_pause, longest_pause)
 end
 
+-- Snapshots in a place are written, which is said where several were not.
+local function say_written(run, place)
+  local before = run.failures[place]
+  run.failures[place] = nil
+  if before and before.count > 1 then
+    warn("snapshots %s are written again, after %d that were not", place, before.count)
+  end
+end
+
 -- The snapshot in memory that this rank has begun is whole on all.
 local function is_whole(run)
   local task = run.snapshotting.memory
@@ -193,20 +204,50 @@ local function is_whole(run)
   run.snapshots:keep(step, generation, not run.cleaned)
   run.cleaned = true
   run.memory_pause = 1
+  say_written(run, "in memory")
   run.memory_next = step + (run.pace and pace.next_steps(run.pace, run)
     or (run.arguments.snapshot or {}).memory_every or 1)
   note(run, "memory", task)
 end
 
--- What became of a task that is done; nil where it failed.
-local function result_of(run, task, where)
-  local ok, written = pcall(task.wait, task)
-  if ok then return written end
-  local why, kind = errors.describe(written)
-  if kind == "bug" then error(written, 0) end
-  if run.warned_of ~= why then warn("the snapshot %s after step %d was not written: %s", where, task:step(), why) end
-  run.warned_of = why
-  return nil
+-- Why a task that is done failed; nil where it did not.
+local function failure_of(task)
+  local ok, problem = pcall(task.wait, task)
+  if ok then return nil end
+  local why, kind = errors.describe(problem)
+  if kind == "bug" then error(problem, 0) end
+  return why
+end
+
+local failures_until_said = 10   -- of the same kind, one after the other
+
+-- Some ranks did not write the last snapshot in a place, or none did not: the first rank says why, once for all of
+-- them, and of the same reason again only now and then. All ranks call it.
+-- @string place "in memory", "on disk", "in the store"
+-- @tparam ?string own why this rank did not write it
+-- @string sentence what has happened, up to the reason
+-- @treturn boolean whether any rank did not write it
+local function say_failures(run, place, own, sentence)
+  local first, count = nil, 0
+  local texts = run.cluster and run.cluster:all_gather(own or "") or { own or "" }
+  for rank, why in ipairs(texts) do
+    if why ~= "" then first, count = first or { rank = rank - 1, why = why }, count + 1 end
+  end
+  if run.cluster and run.cluster:rank() > 0 then return count > 0 end
+  if count == 0 then
+    say_written(run, place)
+    return false
+  end
+  local before = run.failures[place]
+  local reason = first.why:gsub("'[^']*'", ""):gsub("%d+", "")   -- which names files by their step
+  local is_same = before ~= nil and before.reason == reason
+  run.failures[place] = { reason = reason, count = is_same and before.count + 1 or 1 }
+  if is_same and run.failures[place].count % failures_until_said > 0 then return true end
+  local others = count > 1 and (" (so on %s)"):format(count == #texts and "all ranks"
+    or text.plural(count, "rank")) or ""
+  warn("%s: %s%s%s%s", sentence, #texts > 1 and count < #texts and ("rank %d: "):format(first.rank) or "", first.why,
+    others, is_same and ("; the %d before failed as well"):format(run.failures[place].count - 1) or "")
+  return true
 end
 
 -- The first process of each machine keeps the vocabulary beside the snapshots.
@@ -222,16 +263,12 @@ local function keep_vocabulary(run)
   if not ok and not there then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
 end
 
--- Why what a task wrote to disk did not reach the store, which is said once; nil where it did.
-local function say_unsent(run, task)
+-- Why what a task wrote to disk did not reach the store; nil where it did.
+local function unsent_of(task)
   local unsent
   for _, written in ipairs(task:wait()) do
     if written.problem ~= "" then unsent = written.problem end
   end
-  if unsent and run.warned_of_store ~= unsent then
-    warn("the snapshot after step %d is on disk, and not in the store: %s", task:step(), unsent)
-  end
-  run.warned_of_store = unsent
   return unsent
 end
 
@@ -239,15 +276,16 @@ end
 local function is_on_disk(run)
   local task = run.snapshotting.disk
   keep_vocabulary(run)
+  say_written(run, "on disk")
   run.disk_pause = 1
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
   note(run, "disk", task)
   for _, written in ipairs(task:wait()) do
     if written.tier == "disk" then table.insert(run.on_disk, written.path) end
   end
-  local unsent = say_unsent(run, task)
   if (run.arguments.snapshot or {}).store then   -- which the same task has sent there
-    if run.cluster then unsent = run.cluster:any(unsent ~= nil) end
+    local unsent = say_failures(run, "in the store", unsent_of(task),
+      ("the snapshot after step %d is on disk, and not in the store"):format(task:step()))
     if not unsent then note(run, "store", task) end
   end
   while #run.on_disk > ((run.arguments.snapshot or {}).keep or 2) do
@@ -267,15 +305,23 @@ local function take(run, in_memory, on_disk)
     return
   end
   if select(2, errors.describe(memory)) ~= "environment" then error(memory, 0) end
-  warn("no snapshot after step %d: %s", run.step, (errors.describe(memory)))
-  run.snapshot_failed, run.disk_failed = run.snapshot_failed or in_memory, run.disk_failed or on_disk
+  local why = errors.describe(memory)
+  run.snapshot_failed = in_memory and why or run.snapshot_failed
+  run.disk_failed = on_disk and why or run.disk_failed
+end
+
+-- The last snapshot in a place failed on some rank, or, where `task` is there, is written.
+local function say_whether_written(run, place, task, not_begun)
+  local own = not_begun or task and task:failed() and failure_of(task) or nil
+  say_failures(run, place, own, ("the snapshot %s after step %d was not written"):format(place,
+    task and task:step() or run.step))
 end
 
 -- No rank writes in memory any more: what became of that. Returns whether the next one is due.
 local function is_due_in_memory(run)
   local task, step = run.snapshotting.memory, snapshots.step_of(run, "memory")
-  if task and task:failed() then result_of(run, task, "in memory") end
   if run.session.trainer:any_failed() then
+    say_whether_written(run, "in memory", task, run.snapshot_failed)
     pause_memory(run)
   elseif task then
     is_whole(run)
@@ -288,8 +334,8 @@ end
 -- The same of the disk.
 local function is_due_on_disk(run)
   local task = run.snapshotting.disk
-  if task and task:failed() then result_of(run, task, "on disk") end
   if run.session.trainer:any_disk_failed() then
+    say_whether_written(run, "on disk", task, run.disk_failed)
     pause_disk(run)
   elseif task then
     is_on_disk(run)
@@ -330,9 +376,8 @@ local function settle(run)
     local ok, why = pcall(task.wait, task)
     if not ok then own[tier] = errors.describe(why) end
   end
-  local not_begun = "it could not be begun"   -- said why when it was
-  own.memory = own.memory or run.snapshot_failed and not_begun or nil
-  own.disk = own.disk or run.disk_failed and not_begun or nil
+  own.memory = own.memory or run.snapshot_failed or nil
+  own.disk = own.disk or run.disk_failed or nil
   local problems, texts = {}, { native.json_encode(own) }
   if run.cluster then texts = run.cluster:all_gather(texts[1]) end
   for rank, words in ipairs(texts) do
@@ -367,7 +412,7 @@ function snapshots.now(run)
       .. '"runs/mine/snapshots" } } names one')
   end
   settle(run)
-  run.warned_of_store = nil   -- run:snapshot() warns each time
+  run.failures = {}   -- run:snapshot() warns each time
   local is_new = run.step > run.session.first_step
   local in_memory = run.member ~= nil and (run.arguments.snapshot or {}).memory ~= false and is_new
     and snapshots.step_of(run, "memory") ~= run.step
@@ -400,8 +445,9 @@ function snapshots.take_now(run)
     take(run, true, false)
   end
   local task = run.snapshotting.memory
-  local failed = not task or not result_of(run, task, "in memory")
-  if run.cluster:any(failed) then
+  local own = run.snapshot_failed or task and failure_of(task) or not task and "it was not begun" or nil
+  run.snapshot_failed = false
+  if say_failures(run, "in memory", own, ("no snapshot in memory after step %d"):format(run.step)) then
     run.snapshotting.memory = nil
     return
   end
@@ -494,7 +540,10 @@ end
 function snapshots.leave(run)
   if not run.snapshots then return snapshots.release(run) end
   local disk = run.snapshotting.disk
-  if disk and result_of(run, disk, "on disk") then say_unsent(run, disk) end
+  local why = disk and failure_of(disk)
+  local unsent = disk and not why and unsent_of(disk)
+  if why then warn("the snapshot on disk after step %d was not written: %s", disk:step(), why) end
+  if unsent then warn("the snapshot after step %d is on disk, and not in the store: %s", disk:step(), unsent) end
   snapshots.finish(run)
   snapshots.release(run)
   run.snapshots:leave()
