@@ -84,6 +84,23 @@ class Commands(Case):
             self.assertFalse((self.folder / f'{model}.out/training.snapshot').exists())
             shutil.rmtree(self.folder / 'saved')
 
+    def test_no_run_goes_on_from_a_model_without_its_optimizer(self):
+        self.train()
+        out, err = self.hetrun('snapshot', 'import', 'saved', 'whole')
+        self.assertEqual(err, '')
+        (self.folder / 'saved/training.snapshot').unlink()
+        out, err = self.hetrun('snapshot', 'import', 'saved', 'kept')
+        self.assertIn('note: these are weights alone; --resume needs what the optimizer keeps', err)
+        recipe = (RECIPE % ('gpt', 9)).replace('save = "saved"', 'snapshot = { folder = "kept" }')
+        (self.folder / 'on.lua').write_text(recipe)
+        (self.folder / 'lion.lua').write_text(recipe.replace('adamw', 'lion').replace('"kept"', '"whole"'))
+        for ranks in ((), ('--workers', 2), ('--workers', 2, '--elastic', '1:2')):
+            err = self.refused(*ranks, 'on.lua', '--resume', '--allow-write=kept')
+            self.assertEqual(err.count('hetrun: '), 1, err)
+            self.assertIn('hetrun: kept holds the weights of a model (step 3) without what optim.adamw keeps', err)
+            err = self.refused(*ranks, 'lion.lua', '--resume', '--allow-write=whole')
+            self.assertRegex(err, r"hetrun: the snapshot of step 3 in whole has no 'lion\.m\..*', which optim\.lion keeps")
+
     def test_the_tokens_that_end_a_text_are_exported_as_they_were(self):
         self.train('llama')
         config = json.loads((self.folder / 'saved' / 'config.json').read_text())

@@ -127,6 +127,10 @@ verbs.import = { words = "MODEL FOLDER",
       about = native.json_encode(about), tensors = tensors }
     if native.settings.json then return { file = path, step = step } end
     say("%s: step %d, %s", path, step, text.plural(#tensors, "tensor"))
+    if not native.settings.quiet and not files.training(model) then
+      native.write("stderr", ("note: these are weights alone; --resume needs what the optimizer keeps, too. A run "
+        .. "takes them by run:restore { from = %q, only = \"*\" }\n"):format(folder))
+    end
   end }
 
 verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapshot as het.load and transformers read it",

@@ -99,9 +99,10 @@ local function read_loss(self, executor)
   return executor:number "loss", figures
 end
 
--- What this rank's program needs of the state, from the ranks that have it, else from snapshots. A step that was
--- decided and not finished is finished first: then its loss is known. Nothing happens where there is no state anywhere.
-local function take_state(self, program, before)
+-- What this rank's program of the training graph needs of the state, from the ranks that have it, else from snapshots.
+-- A step that was decided and not finished is finished first: then its loss is known. Nothing happens where there is no
+-- state anywhere.
+local function take_state(self, graph, program, before)
   local run = self.run
   local step_before = run.step
   local broken_off = before and before.frozen and not before.closed
@@ -115,6 +116,7 @@ local function take_state(self, program, before)
       return snapshots.say_not_whole(run, (errors.describe(restored)))
     end
     run.unrecoverable = true
+    if not run.has_state then together.call(run, snapshots.require_states, run, graph) end
     errors.raise("peer", "%s", (errors.describe(restored)))
   elseif not ok then
     error(restored, 0)
@@ -196,7 +198,7 @@ function session.new(run, before)
   self.trained = training.trained
   self.beyond_megatron = self.plan and native.bytes_beyond_megatron(training.graph, self.plan)
   local program = program_of(self, training)
-  if run.has_state and self.cluster or run.restores then take_state(self, program, before) end
+  if run.has_state and self.cluster or run.restores then take_state(self, training.graph, program, before) end
   run.restores = false
   local given = write_given(run, training.given)
   self.restored_at = native.clock()

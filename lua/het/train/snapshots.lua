@@ -13,6 +13,7 @@
 -- of those on disk, nil where the recipe says how often; `memory_next`, `disk_next`: the steps after which the next is
 -- taken; `disk_due`: whether one that the recipe asks for has not begun.
 local native = require "het.native"
+local average = require "het.train.average"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local loader = require "het.model.load"
@@ -527,6 +528,36 @@ function snapshots.expect_none(run)
   errors.usage("%s holds snapshots up to step %d, and none of them can be read; put a good copy in their place, remove "
     .. "them with --overwrite instead of --resume, or choose another `snapshot.folder`",
     run.arguments.snapshot.folder, newest.step)
+end
+
+--- No place has all of the state that the run is to go on with: an error where the newest snapshot is complete, but of
+-- a model alone, or of a run with another optimizer. Else some machine may have the rest.
+-- @param graph the training graph
+function snapshots.require_states(run, graph)
+  local a = run.arguments.snapshot or {}
+  for _, place in ipairs { a.folder, a.store } do
+    local readable, opened = pcall(native.snapshot_open, place)
+    if readable and #opened:missing() == 0 then
+      local there, has_states = {}, false
+      for _, tensor in ipairs(opened:tensors()) do
+        there[tensor.name], has_states = true, has_states or not tensor.trained
+      end
+      for _, name in ipairs(graph:buffers()) do
+        if not there[name] and not has_states then
+          errors.usage("%s holds the weights of a model (step %d) without what optim.%s keeps beside them: no run can "
+            .. "go on from it with --resume. To begin with these weights: `hetrun snapshot export %s MODEL`, and "
+            .. "from = \"MODEL\" in the recipe, with another `snapshot.folder`; or run:restore { from = %q, only = "
+            .. "\"*\" }", place, opened:summary().step, run.arguments.optimizer.name, place, place)
+        elseif not there[name] then
+          errors.usage("the snapshot of step %d in %s has no '%s', which %s keeps: its run had another optimizer, or "
+            .. "trained other parameters; go on with the same, or take its weights alone: run:restore { from = %q, "
+            .. "only = \"*\" }", opened:summary().step, place, name, average.is_moving(name) and "`ema`"
+              or "optim." .. run.arguments.optimizer.name, place)
+        end
+      end
+      return
+    end
+  end
 end
 
 --- The snapshots are not whole, and the run begins without them.
