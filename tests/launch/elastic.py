@@ -545,16 +545,38 @@ class Elastic(unittest.TestCase):
                                 capture_output=True, timeout=WAIT).stdout
         return [each['step'] for each in json.loads(listed)['snapshots'] if 'problem' not in each]
 
+    def metadata_service(self, *words):
+        service = subprocess.Popen([sys.executable, str(Path(__file__).parent / 'metadata_server.py'), *words],
+                                   stdout=subprocess.PIPE, text=True)
+        self.addCleanup(service.stdout.close)
+        self.addCleanup(service.wait)
+        self.addCleanup(service.kill)
+        return service
+
+    def test_the_ranks_of_a_machine_leave_together_when_one_of_them_has_a_notice_of_the_cloud(self):
+        self.steps = 1000000
+        notice, place = self.folder / 'notice', f'127.0.0.1:{free_port()}'
+        service = self.metadata_service('--cloud=aws', '--to-one', f'--notice-file={notice}')
+        head = self.start(f'--listen={place}', '--eager', workers=1, elastic='1:3',
+                          environment={'HETRUN_HOST': 'alpha', 'HETRUN_METADATA': 'none'})
+        self.until_step(head, 1)
+        machine = self.start(f'--join={place}', '--eager', workers=2, elastic=None,
+                             environment={'HETRUN_HOST': 'beta', 'HETRUN_METADATA': service.stdout.readline().strip()})
+        self.until_generation(head, lambda generation: generation['members'] == 3)
+        notice.write_text('100')
+        _, err = self.ended(machine, code=75)   # the others go on, but none of its own
+        self.assertEqual(len(re.findall(r'left the run after step \d+: AWS takes this machine away', err)), 2, err)
+        self.until_generation(head, lambda generation: generation['lost'] == 2 and generation['members'] == 1)
+        head.send_signal(signal.SIGINT)
+        _, err = self.ended(head, code=130)
+        self.assertRegex(err, r'generation \d+: ranks 1 and 2 \(beta\) have left: AWS takes machines of this run away')
+
     def test_a_cloud_that_takes_all_machines_leaves_a_snapshot(self):
         for cloud, who in (('aws', 'AWS'), ('azure', 'Azure')):
             with self.subTest(cloud=cloud):
                 self.steps = 1000000
                 notice = self.folder / f'{cloud}.notice'
-                service = subprocess.Popen([sys.executable, str(Path(__file__).parent / 'metadata_server.py'), f'--cloud={cloud}',
-                                            f'--notice-file={notice}'], stdout=subprocess.PIPE, text=True)
-                self.addCleanup(service.stdout.close)
-                self.addCleanup(service.wait)
-                self.addCleanup(service.kill)
+                service = self.metadata_service(f'--cloud={cloud}', f'--notice-file={notice}')
                 process = self.start('--snapshots=kept', '--snapshot_every=1000', '--replicas=1', workers=3, elastic='2:3',
                                      environment={'HETRUN_METADATA': service.stdout.readline().strip()})
                 self.until_step(process, 9)

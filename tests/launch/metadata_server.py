@@ -1,10 +1,10 @@
 """Imitates the metadata service of a cloud, as far as notices of preemption go, at 127.0.0.1.
 
-usage: metadata_server.py --cloud aws|gcp|azure [--port N] --notice-file PATH [--name MACHINE]
+usage: metadata_server.py --cloud aws|gcp|azure [--to-one] [--port N] --notice-file PATH [--name MACHINE]
 
 Prints its address (for HETRUN_METADATA) when it listens; port 0, the default, takes any that is free. The notice is
 there once PATH has content: the seconds until the machine goes, counted from when the file was written (GCP does not
-say them). Each acknowledgement by Azure's way is printed as "acknowledged EVENT".
+say them); with --to-one, of AWS, for one client alone, as if the others asked later. Each acknowledgement by Azure's way is printed as "acknowledged EVENT".
 """
 import argparse
 import email.utils
@@ -21,6 +21,8 @@ TOKEN = 'AQAEAE4UUd-3NE5EEeYYXKxicVfDOHsx0YSHFFSuCvo2GfCcxzJsvg=='
 class Service(http.server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
     options = None   # the command line's
+    tokens = []      # of AWS, by client
+    chosen = None    # that of the client which gets the notice
 
     def log_message(self, *_):
         pass
@@ -53,12 +55,17 @@ class Service(http.server.BaseHTTPRequestHandler):
     def aws(self, method, path, _query, _body):
         if (method, path) == ('PUT', '/latest/api/token'):
             known = 'X-aws-ec2-metadata-token-ttl-seconds' in self.headers
-            return self.reply(200 if known else 400, TOKEN if known else '')
+            self.tokens.append(f'{TOKEN}{len(self.tokens)}')
+            return self.reply(200 if known else 400, self.tokens[-1] if known else '')
         if method != 'GET':
             return self.reply(405)
-        if self.headers.get('X-aws-ec2-metadata-token') != TOKEN:
+        token = self.headers.get('X-aws-ec2-metadata-token')
+        if token not in self.tokens:
             return self.reply(401)
         at = self.notice()
+        if at is not None and self.options.to_one:
+            Service.chosen = Service.chosen or token
+            at = at if token == Service.chosen else None
         if path != '/latest/meta-data/spot/instance-action' or at is None:
             return self.reply(404)
         return self.reply(200, json.dumps({'action': 'terminate',
@@ -100,6 +107,7 @@ class Service(http.server.BaseHTTPRequestHandler):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--cloud', choices=('aws', 'gcp', 'azure'), required=True)
+    parser.add_argument('--to-one', action='store_true')
     parser.add_argument('--port', type=int, default=0)
     parser.add_argument('--notice-file', type=pathlib.Path, required=True)
     parser.add_argument('--name', default='machine-0')

@@ -35,15 +35,33 @@ local function missing_in(there, members)
   return missing
 end
 
--- Why there is a new generation: as the roster says, but that ranks were not lost which all know to leave.
+-- "rank 2 (host-a)", "ranks 0 and 3 (host-a)", "ranks 0 (host-a), 1 (host-a) and 3 (host-b)": those of the last session
+-- that are among `missing`.
+local function names_of(self, missing)
+  local is_missing, names, hosts = {}, {}, {}
+  for _, id in ipairs(missing) do is_missing[id] = true end
+  for i, id in ipairs(self.members) do
+    if is_missing[id] then names[#names + 1], hosts[#hosts + 1] = ("%d"):format(i - 1), self.roll[i].host end
+  end
+  local one_host = true
+  for _, host in ipairs(hosts) do one_host = one_host and host == hosts[1] end
+  for i, host in ipairs(one_host and {} or hosts) do names[i] = ("%s (%s)"):format(names[i], host) end
+  local last = table.remove(names)
+  local list = names[1] and ("ranks %s and %s"):format(table.concat(names, ", "), last) or "rank " .. last
+  return one_host and ("%s (%s)"):format(list, hosts[1]) or list
+end
+
+-- Why there is a new generation: as the roster says, but that ranks were not lost which all know to leave; and all that
+-- went since the last session, which may be some generations ago.
 local function reason_of(self, roster)
   local missing, leavers = missing_in(roster.members, self.members or {}), self.leavers or {}
+  if #missing == 0 or not self.roll then return roster.reason end
+  local names, rest = names_of(self, missing), roster.reason:match " lost(.*)$" or ""
   for _, id in ipairs(missing) do
-    if not leavers[id] then return roster.reason end
+    if not leavers[id] then return ("%s %s lost%s"):format(names, #missing == 1 and "is" or "are", rest) end
   end
-  if #missing == 0 then return roster.reason end
   local _, why = next(leavers)
-  return roster.reason:gsub(" is lost$", " has left"):gsub(" are lost$", " have left") .. ": " .. why
+  return ("%s %s left%s: %s"):format(names, #missing == 1 and "has" or "have", rest, why)
 end
 
 --- Whether too few ranks are left for the run, and no others came in time: these save what they have, and end it.
@@ -354,20 +372,35 @@ function elastic.admits(self, waits)
   return admitted
 end
 
+-- Whether a notice is of the whole machine, and not of one process.
+local function is_of_machine(notice) return notice ~= nil and not notice.source:match "^SIG" end
+
 -- Why ranks have a notice.
 local function why_taken(notice)
-  if not notice.source or notice.source:match "^SIG" then return notice.source or "SIGTERM" end
+  if not notice.source or not is_of_machine(notice) then return notice.source or "SIGTERM" end
   return ("%s takes machines of this run away (%s)"):format(notice.source, notice.detail)
 end
 
--- What the ranks that have a notice know of it.
+-- What the ranks that have a notice know of it. That of a cloud is of the machine: all its ranks have it, though each
+-- asks at another time. Sets `leaves` and `leaves_upon` of this rank.
 local function notice_of(self)
-  local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice() })
+  local texts = self.cluster:all_gather(native.json_encode { leaves = self.leaves, notice = self.notices:notice(),
+    host = native.host() })
+  local of_host, all = {}, {}
+  for i, words in ipairs(texts) do
+    local their = native.json_decode(words)
+    all[i] = their
+    if their.leaves and is_of_machine(their.notice) then of_host[their.host] = of_host[their.host] or their.notice end
+  end
+  for _, their in ipairs(all) do
+    their.leaves, their.notice = their.leaves or of_host[their.host] ~= nil, their.notice or of_host[their.host]
+  end
+  local own = all[self.rank + 1]
+  self.leaves, self.leaves_upon = own.leaves, own.notice
   local least = self.cluster:roster().least or native.settings.least or 1
   local notice = { ranks = {}, of = #texts, least = math.max(1, least), step = self.step,
     waited = self.chaos and math.huge or native.clock() - self.notice_seen }   -- its notices come all at once
-  for i, words in ipairs(texts) do
-    local their = native.json_decode(words)
+  for i, their in ipairs(all) do
     if their.leaves then
       local known = their.notice or {}
       table.insert(notice.ranks, i - 1)
@@ -414,7 +447,7 @@ function elastic.let_leave(self)
   self.cluster:all_gather ""   -- all have written
   self.notice_seen = nil
   if not self.leaves then return end
-  local notice = self.notices:notice()
+  local notice = self.leaves_upon
   self.cluster:close "this machine is taken away"
   self.member:leave()
   pcall(self.notices.acknowledge, self.notices)
