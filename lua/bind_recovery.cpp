@@ -128,6 +128,7 @@ ClaimHandle claim_folder(Path folder, std::string field, int64_t run) {
   return std::make_shared<FolderClaim>(folder, field.c_str(), run);
 }
 void claim_release(ClaimHandle& claim) { *claim = {}; }
+void claim_renew(ClaimHandle& claim) { claim->renew(); }
 void snapshots_claim(SnapshotsHandle& snapshots, int64_t run) { snapshots->claim(run); }
 void snapshots_release(SnapshotsHandle& snapshots) { snapshots->release(); }
 void snapshots_clear_memory(SnapshotsHandle& snapshots) { snapshots->clear_memory(); }
@@ -258,7 +259,7 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
           bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave"), bind<&snapshots_claim>("claim"),
           bind<&snapshots_release>("release")});
-  make_class<ClaimHandle>(L, {bind<&claim_release>("release")});
+  make_class<ClaimHandle>(L, {bind<&claim_release>("release"), bind<&claim_renew>("renew")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_step>("step"), bind<&task_generation>("generation")});

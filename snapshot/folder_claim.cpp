@@ -138,7 +138,8 @@ struct FolderClaim::Lock {
   bool holds = false;
 };
 
-FolderClaim::FolderClaim(const Path& folder, const char* field, int64_t run) {
+FolderClaim::FolderClaim(const Path& folder, const char* field, int64_t run)
+    : folder_(folder), field_(field), run_(run) {
   static std::mutex mutex;
   // By process, which may be a fork of another, and file.
   static std::map<std::pair<pid_t, FileNumber>, std::weak_ptr<Lock>> locks;
@@ -157,6 +158,16 @@ FolderClaim::FolderClaim(const Path& folder, const char* field, int64_t run) {
     made->holds = true;
     held = lock_ = made;
     return;
+  }
+}
+
+void FolderClaim::renew() {
+  if (lock_ == nullptr) return;
+  try {
+    if (number_of(lock_->name) == number_of(lock_->writer)) return;
+    *this = FolderClaim(folder_, field_.c_str(), run_);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::environment, error.sentence());
   }
 }
 

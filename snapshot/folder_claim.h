@@ -4,11 +4,13 @@
 // A file in the folder says which run has it. Each process of the run holds a shared lock on that file until
 // its claim goes, or the process does; whoever finds no lock may write another run there. The last
 // process that lets go removes the file. On a file system without locks, and in a folder where no file can be
-// written, a claim always succeeds.
+// written, a claim always succeeds. Whoever removes the file, as with the whole folder, ends the claim:
+// renew() before each write takes it again.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "core/io/files.h"
 
@@ -23,8 +25,15 @@ class FolderClaim {
   // folder.
   FolderClaim(const Path& folder, const char* field, int64_t run);
 
+  // Claims the folder again where the file of the claim is gone. Throws Error(environment) where another run
+  // has it since.
+  void renew();
+
  private:
   struct Lock;
+  Path folder_;
+  std::string field_;
+  int64_t run_ = 0;
   std::shared_ptr<Lock> lock_;  // null: there are no locks
 };
 

@@ -144,13 +144,27 @@ void RunSnapshots::make_folders() {
 }
 
 void RunSnapshots::claim(int64_t run) {
-  if (!claims_.empty()) return;
-  std::vector<FolderClaim> claims;
-  if (options_.disk_folder) claims.emplace_back(*options_.disk_folder, "snapshot.folder", run);
+  const std::scoped_lock guard(claiming_);
+  if (is_claimed_) return;
+  FolderClaim folder, store;
+  if (options_.disk_folder) folder = FolderClaim(*options_.disk_folder, "snapshot.folder", run);
   if (options_.store != nullptr)
     if (const auto file = options_.store->file_of("claimed"))
-      claims.emplace_back(file->with(folder_of(file->text)), "snapshot.store", run);
-  claims_ = std::move(claims);
+      store = FolderClaim(file->with(folder_of(file->text)), "snapshot.store", run);
+  folder_claim_ = std::move(folder);
+  store_claim_ = std::move(store);
+  is_claimed_ = true;
+}
+
+void RunSnapshots::release() {
+  const std::scoped_lock guard(claiming_);
+  folder_claim_ = store_claim_ = {};
+  is_claimed_ = false;
+}
+
+void RunSnapshots::renew(FolderClaim& claim) {
+  const std::scoped_lock guard(claiming_);
+  claim.renew();
 }
 
 ReplicaPeer RunSnapshots::own() const {
@@ -320,6 +334,7 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           std::vector<SnapshotTask::Written> written;
           const CollectOptions needed{keep, {}, std::chrono::hours(24)};
           int64_t bytes = 0;
+          self->renew(self->folder_claim_);  // the folder may have been removed
           if (!parts.empty()) {
             make_folder(folder);
             const Path path = snapshot_path(folder, manifest);
@@ -335,6 +350,7 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           if (collects) collect(open_store(folder), needed);
           if (store == nullptr) return written;
           try {
+            self->renew(self->store_claim_);
             if (!written.empty()) self->send(*store, folder.with(written.front().path), bytes);
             if (collects) collect(store, needed);
             written.push_back({Tier::store, {}});

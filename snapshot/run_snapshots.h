@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -78,7 +79,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   // Keeps other runs out of the folder on disk, and of a store that is one, until release(): FolderClaim.
   // Buckets have no locks.
   void claim(int64_t run);
-  void release() { claims_.clear(); }
+  void release();
 
   // What this process tells the others of itself, for follow().
   ReplicaPeer own() const;
@@ -143,6 +144,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
     int64_t written = 0;  // counts
   };
 
+  void renew(FolderClaim& claim);
   void send(ObjectStore& store, const Path& file, int64_t bytes);
   SnapshotManifest manifest_of(const StateCopy& copy, const About& about) const;
   static std::vector<SnapshotTiers::Place> places_of(const Options& options);
@@ -161,7 +163,9 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   std::vector<std::vector<int>> keepers_;
   std::string plan_;
   std::unique_ptr<RunReplicas> exchange_;
-  std::vector<FolderClaim> claims_;
+  std::mutex claiming_;  // of the claims, which what is written to disk renews
+  FolderClaim folder_claim_, store_claim_;
+  bool is_claimed_ = false;
   std::array<Slots, 2> slots_;
   int64_t written_ = 0;
   std::optional<Version> kept_;

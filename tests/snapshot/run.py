@@ -49,8 +49,8 @@ class Case(unittest.TestCase):
     def json_of(self, *words):
         return json.loads(self.hetrun(*words, '--json')[0].splitlines()[-1])
 
-    def prompt(self, *lines, code=0):
-        return self.hetrun('--quiet', entered='\n'.join(lines) + '\n', code=code)
+    def prompt(self, *lines, code=0, words=()):
+        return self.hetrun('--quiet', *words, entered='\n'.join(lines) + '\n', code=code)
 
     def train(self, model='gpt', steps=3):
         (self.folder / 'train.lua').write_text(RECIPE % (model, steps))
@@ -399,6 +399,49 @@ class Runs(Case):
         self.assertIn('restored the state after step', err)
         self.assertTrue((self.folder / 'model/model.safetensors').exists())
         self.assertEqual(list(self.folder.glob('*/run.lock')), [])
+
+    def test_a_folder_that_was_removed_is_claimed_again(self):
+        (self.folder / 'run.lua').write_text(RUN)
+        words = ('run.lua', '--kept=kept', '--allow-write=metrics.jsonl', '--save=model', '--allow-write=model')
+        run = subprocess.Popen([HETRUN, *words, '--steps=100000000'], cwd=self.folder, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + 60
+
+            def until(is_so):
+                while not is_so():
+                    self.assertIsNone(run.poll(), run.poll() is not None and run.stderr.read())
+                    self.assertLess(time.monotonic(), deadline)
+                    time.sleep(0.01)
+            until(lambda: self.kept_files())
+            shutil.rmtree(self.folder / 'kept', ignore_errors=True)
+            shutil.rmtree(self.folder / 'kept', ignore_errors=True)   # what was written meanwhile
+            until(lambda: self.kept_files())
+            self.assertIn(f"'kept' is in use: process {run.pid} on ", self.run_it('--resume', code=2))
+            (self.folder / 'model/run.lock').unlink()
+        finally:
+            run.terminate()
+            _, err = run.communicate()
+        self.assertIn('stopped and saved after step', err)
+        self.assertEqual(run.returncode, 130, err)
+        self.assertTrue((self.folder / 'model/model.safetensors').exists())
+        self.assertTrue((self.folder / 'kept/vocabulary.json').exists())
+
+    def kept_files(self):
+        return list(self.folder.glob('kept/*.snapshot'))
+
+    def test_who_looks_at_a_run_keeps_no_other_out(self):
+        (self.folder / 'run.lua').write_text(RUN)
+        model = 'nn.gpt { vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2 }'
+        out, err = self.prompt(
+            'corpus = data.text { path = "text.txt", holdout = 0.1 }',
+            f'run = het.train {{ model = {model}, data = corpus, batch = 4, steps = 9, optimizer = optim.adamw {{ lr = 1e-2 }}, '
+            'save = "model", snapshot = { folder = "kept", every = 5 }, evaluate = { every = 0 } }',
+            'for _ = 1, 3 do run:train_step() end',
+            f'print(os.execute "{HETRUN} run.lua --quiet --kept=kept --allow-write=metrics.jsonl --save=model --allow-write=model")',
+            'pcall(run.save, run)', 'print(tostring(select(2, pcall(run.start, run))))', words=('--trust',))
+        self.assertTrue((self.folder / 'model/model.safetensors').exists(), f'{out}\n{err}')
+        self.assertRegex(out + err, r'kept holds snapshots up to step (5|10), written since this run was prepared after step 3')
 
     def test_a_store_gets_a_copy_and_gives_it_back(self):
         self.run_it('--store=far', '--allow-write=far')

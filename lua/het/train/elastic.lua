@@ -220,7 +220,8 @@ local function begin_session(self)
   local holders = holders_of(all)
   local holds, known = false, holders[1] and holders[1].has
   local left = not known and account_left(self, all)
-  snapshots.claim(self, number_of(all, left))
+  self.number = self.number or number_of(all, left)
+  snapshots.claim(self, known ~= nil and known ~= false)
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
   local faults, evaluations, ledgers = 0, {}, {}
   for _, holder in ipairs(holders) do

@@ -398,7 +398,7 @@ function loop.start(self)
   local started = native.clock()
   local a = self.arguments
   self:prepare()
-  snapshots.claim_again(self)
+  snapshots.claim_to_train(self)
   self.first_step = self.step
   -- A rank that joined has these from the others.
   if not self.phases_done then self.phases_done, self.interrupted = 0, false end

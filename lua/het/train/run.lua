@@ -176,7 +176,8 @@ local function build(self)
     local own = ("%.0f"):format(native.random_number())
     local nonce = tonumber(self.cluster and self.cluster:all_gather(own)[1] or own)
     self.state:set_nonce(nonce)
-    snapshots.claim(self, nonce)
+    self.number = nonce
+    if self.training or self.overwrite then snapshots.claim(self) end   -- else when it trains, or writes
     begin_state()
     finish_planning()
     self.session = session.new(self)
@@ -271,23 +272,24 @@ function Run:save(folder, options)
     errors.usage "run:save: merge = true is for models with adapters (nn.lora); this one has none"
   end
   self:prepare()
-  together.by_first(self, saving.check, self, folder, options and options.overwrite, merge)
-  if merge then
+  local function save()
+    together.by_first(self, saving.check, self, folder, options and options.overwrite, merge)
+    if not merge then return saving.now(self, folder) end
     local state = self:gather()
     if state then
       state = average.saved(self, state, average.weight(self))
       writer.save_merged(folder, a.model, state, a.data:vocabulary(), a.save_precision)
     end
-    return
   end
-  saving.now(self, folder)
+  if a.save and native.resolve(folder) == native.resolve(a.save) then return snapshots.while_claimed(self, save) end
+  save()
 end
 
 --- A snapshot of the state as it is. All ranks call it at the same place.
 -- @treturn table { step =, place = (the folder), memory = (whether there is one in memory) }
 function Run:snapshot()
   self:prepare()
-  return snapshots.now(self)
+  return snapshots.while_claimed(self, snapshots.now, self)
 end
 
 --- Replace weights, or all of the training state, by those of a snapshot or a saved model. All ranks call it at the

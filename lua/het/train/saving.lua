@@ -14,6 +14,7 @@ local files = require "het.model.folder"
 local writer = require "het.model.write"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
+local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 
 local saving = {}
@@ -102,7 +103,15 @@ function saving.precision(run)
   return run.save_precision
 end
 
+-- Before a save in a folder, which may be one that the run has claimed.
+local function renew_claim(run, folder)
+  for _, field in ipairs(fields) do
+    if folder == run.arguments[field] then snapshots.renew_claim(run, field) end
+  end
+end
+
 local function begin_writing(run, field, folder, state, moment)
+  renew_claim(run, folder)
   saving.mark_own(run, folder)   -- this rank writes it
   run.saved_steps[field] = moment.step
   if run.arguments.reference then state = reference.without(state) end
@@ -185,6 +194,11 @@ end
 function saving.folder_of_end(run, stopped)
   local folder = run.arguments.save
   if run.rank > 0 then return folder end   -- which writes nothing
+  local claimed, why = pcall(renew_claim, run, folder)
+  if not claimed then
+    native.write("stderr", ("%s\n"):format((errors.describe(why))))
+    return files.folder_beside(folder, run.step), files.held(folder) or { file = "what that run writes" }
+  end
   local held = saving.held_by_others(run, folder)
   local replaces = not held or run.overwrite and not (stopped and (held.steps or math.huge) > run.step)
   if replaces then return folder end

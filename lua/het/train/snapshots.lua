@@ -66,12 +66,10 @@ local function claim_folders(run)
   end
 end
 
---- Keep other runs out of the folders that the run saves in while it trains. All ranks call it. An error on ranks of a
--- run that goes on without those that it loses is theirs alone.
--- @number[opt] number that the ranks of the run have in common, the first time
-function snapshots.claim(run, number)
-  run.number = run.number or number
-  if together.goes_on(run) then return claim_folders(run) end
+--- Keep other runs out of the folders that the run saves in while it trains. All ranks call it.
+-- @bool[opt] alone an error is this rank's alone: the run goes on without those that it loses
+function snapshots.claim(run, alone)
+  if alone then return claim_folders(run) end
   together.call(run, claim_folders, run)
 end
 
@@ -82,13 +80,40 @@ function snapshots.release(run)
   for _, task in ipairs(run.left_to_end or {}) do pcall(task.wait, task) end
   if run.snapshots then run.snapshots:release() end
   for _, claim in pairs(run.claims or {}) do claim:release() end
-  run.claims, run.released = nil, true
+  run.claims = nil
 end
 
---- A run that has stopped trains again.
-function snapshots.claim_again(run)
-  if run.released then snapshots.claim(run) end
-  run.released = false
+-- Of a run that was prepared a while ago: another one may have been in its folder since.
+local function require_unchanged(run)
+  local newest = not next(run.snapshot_taken or {}) and not run.overwrite and snapshots.newest_in_folder(run)
+  if newest and newest.step > run.step then
+    errors.usage("%s holds snapshots up to step %d, written since this run was prepared after step %d; het.train with "
+      .. "resume = true goes on with them", run.arguments.snapshot.folder, newest.step, run.step)
+  end
+end
+
+--- A run that was only looked at, or has stopped, trains now.
+function snapshots.claim_to_train(run)
+  if run.claims then return end
+  snapshots.claim(run)
+  together.call(run, require_unchanged, run)
+end
+
+--- Call fn(...), which writes in the run's folders, also where the run does not train. All ranks call it.
+function snapshots.while_claimed(run, fn, ...)
+  if run.claims then return fn(...) end
+  snapshots.claim(run)
+  local ok, result = pcall(fn, ...)
+  snapshots.release(run)
+  if not ok then error(result, 0) end
+  return result
+end
+
+--- Before a save in a folder that a field names: the claim is taken again where the folder was removed. Raises where
+-- another run has it since.
+function snapshots.renew_claim(run, field)
+  local claim = (run.claims or {})[field]
+  if claim then claim:renew() end
 end
 
 -- The step of the newest snapshot in the run's store; nil without one. A store that does not answer may have newer ones
@@ -253,14 +278,16 @@ end
 
 -- The first process of each machine keeps the vocabulary beside the snapshots.
 local function keep_vocabulary(run)
-  if run.vocabulary_kept or not together.is_first_of_machine() then return end
-  run.vocabulary_kept = true
+  local file = run.arguments.snapshot.folder .. "/vocabulary.json"
+  local is_kept = run.vocabulary_kept and (run.vocabulary_kept == "none" or native.path_kind(file) == "file")
+  if is_kept or not together.is_first_of_machine() then return end
   local vocabulary = run.arguments.data:vocabulary()
+  run.vocabulary_kept = vocabulary and "kept" or "none"
   if not vocabulary then return end
   local ok, why = pcall(files.keep_vocabulary, run.arguments.snapshot.folder, vocabulary)
-  if not ok and select(2, errors.describe(why)) ~= "environment" then error(why, 0) end
+  if not ok and select(2, errors.describe(why)) == "bug" then error(why, 0) end   -- the folder may have been removed
   -- Processes of one folder may write it at the same time.
-  local there = native.path_kind(run.arguments.snapshot.folder .. "/vocabulary.json") == "file"
+  local there = native.path_kind(file) == "file"
   if not ok and not there then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
 end
 

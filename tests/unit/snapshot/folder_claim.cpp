@@ -2,8 +2,10 @@
 #include "snapshot/folder_claim.h"
 
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <fstream>
 #include <optional>
+#include <string>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -59,4 +61,40 @@ TEST_CASE("a file that no run wrote keeps none out, and is replaced", "[snapshot
   std::ofstream(scratch.folder() + "/run.lock") << "not written by a run";
   const FolderClaim claim(scratch.folder(), "field", 7);
   REQUIRE_FALSE(another_may(scratch.folder(), 8));
+}
+
+TEST_CASE("a claim whose folder was removed is taken again, unless another run has it", "[snapshot folder]") {
+  const Scratch scratch;
+  const std::string place = scratch.folder() + "/place";
+  FolderClaim claim(place, "field", 7);
+  claim.renew();
+  REQUIRE_FALSE(another_may(place, 8));
+  std::filesystem::remove_all(place);
+  REQUIRE(another_may(place, 8));
+  claim.renew();
+  REQUIRE_FALSE(another_may(place, 8));
+  std::filesystem::remove_all(place);
+  int said[2], done[2];
+  REQUIRE(pipe(said) == 0);
+  REQUIRE(pipe(done) == 0);
+  const pid_t child = fork();
+  char byte = 0;
+  if (child == 0) {
+    const FolderClaim other(place, "field", 8);
+    _exit(write(said[1], "x", 1) == 1 && read(done[0], &byte, 1) == 1 ? 0 : 1);
+  }
+  REQUIRE(read(said[0], &byte, 1) == 1);
+  try {
+    claim.renew();
+    FAIL("two runs have the folder");
+  } catch (const Error& error) {
+    REQUIRE(error.kind() == ErrorKind::environment);
+    REQUIRE(error.sentence().find("is in use: process " + std::to_string(child)) != std::string::npos);
+  }
+  REQUIRE(write(done[1], "x", 1) == 1);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
+  claim.renew();
+  REQUIRE_FALSE(another_may(place, 8));
 }
