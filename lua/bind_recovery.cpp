@@ -1,4 +1,6 @@
 // The snapshots that a run takes of its state, and the state as ranks restore it.
+#include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -20,6 +22,7 @@
 #include "planner/migrate/recovery.h"
 #include "snapshot/run_snapshots.h"
 #include "snapshot/store/store.h"
+#include "snapshot/store_claim.h"
 
 namespace het::lua {
 namespace {
@@ -129,6 +132,31 @@ ClaimHandle claim_folder(Path folder, std::string field, int64_t run) {
 }
 void claim_release(ClaimHandle& claim) { *claim = {}; }
 void claim_renew(ClaimHandle& claim) { claim->renew(); }
+// URL, number of the run -> a claim on a bucket, until it is released; nil: the store is a folder.
+int claim_store(lua_State* L) {
+  StoreAccess access;
+  access.tries = 3;
+  access.longest_wait = std::chrono::milliseconds(2'000);
+  access.stall = std::chrono::milliseconds(10'000);
+  std::shared_ptr<ObjectStore> store = open_store(Convert<Path>::get(L, 1), access);
+  if (store->file_of("claimed")) return 0;
+  return Convert<StoreClaimHandle>::push(
+      L, std::make_shared<StoreClaim>(std::move(store), Convert<int64_t>::get(L, 2)));
+}
+// claim, seconds -> "looking", "held", "refused" or "failed": waits so long while it is looking
+std::string store_claim_wait(StoreClaimHandle& claim, double seconds) {
+  const double wait = std::min(std::max(seconds, 0.0), 1.0);
+  switch (claim->wait(std::chrono::milliseconds(static_cast<int64_t>(wait * 1000)))) {
+    case StoreClaim::State::looking: return "looking";
+    case StoreClaim::State::held: return "held";
+    case StoreClaim::State::refused: return "refused";
+    case StoreClaim::State::failed: break;
+  }
+  return "failed";
+}
+std::string store_claim_sentence(StoreClaimHandle& claim) { return claim->sentence(); }
+std::string store_claim_foreign(StoreClaimHandle& claim) { return claim->foreign(); }
+void store_claim_leave(StoreClaimHandle& claim) { claim->leave(); }
 void snapshots_claim(SnapshotsHandle& snapshots, int64_t run) { snapshots->claim(run); }
 void snapshots_release(SnapshotsHandle& snapshots) { snapshots->release(); }
 void snapshots_clear_memory(SnapshotsHandle& snapshots) { snapshots->clear_memory(); }
@@ -260,15 +288,18 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave"), bind<&snapshots_claim>("claim"),
           bind<&snapshots_release>("release")});
   make_class<ClaimHandle>(L, {bind<&claim_release>("release"), bind<&claim_renew>("renew")});
+  make_class<StoreClaimHandle>(L, {bind<&store_claim_wait>("wait"), bind<&store_claim_sentence>("sentence"),
+                                   bind<&store_claim_foreign>("foreign"), bind<&store_claim_leave>("leave")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_step>("step"), bind<&task_generation>("generation")});
   make_class<NoticesHandle>(L, {bind<&notices_notice>("notice"), bind<&notices_acknowledge>("acknowledge")});
-  set_functions(L, "native.",
-                {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
-                 bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"),
-                 bind<&claim_folder>("claim_folder"), bind<&new_run_snapshots>("run_snapshots"),
-                 bind<&restore_state>("restore"), bind<&host>("host")});
+  set_functions(
+      L, "native.",
+      {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
+       bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"),
+       bind<&claim_folder>("claim_folder"), bind<&claim_store>("claim_store"),
+       bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
 }
 
 }  // namespace het::lua

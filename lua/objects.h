@@ -30,6 +30,7 @@
 namespace het {
 class Snapshot;
 class FolderClaim;
+class StoreClaim;    // snapshot/store_claim.h
 class RunSnapshots;  // snapshot/run_snapshots.h
 class SnapshotTask;
 class DeviceMesh;
@@ -82,6 +83,7 @@ using NoticesHandle = std::shared_ptr<NoticeWatch>;
 using SnapshotHandle = std::shared_ptr<const Snapshot>;
 using SnapshotsHandle = std::shared_ptr<RunSnapshots>;
 using ClaimHandle = std::shared_ptr<FolderClaim>;
+using StoreClaimHandle = std::shared_ptr<StoreClaim>;
 using SnapshotTaskHandle = std::shared_ptr<SnapshotTask>;
 using ControlHandle = std::shared_ptr<RunControl>;
 using AttachedHandle = std::shared_ptr<ControlClient>;
@@ -197,6 +199,7 @@ HET_LUA_CLASS(het::lua::NoticesHandle, "notices");
 HET_LUA_CLASS(het::lua::SnapshotHandle, "snapshot");
 HET_LUA_CLASS(het::lua::SnapshotsHandle, "snapshots of a run");
 HET_LUA_CLASS(het::lua::ClaimHandle, "claim on a folder");
+HET_LUA_CLASS(het::lua::StoreClaimHandle, "claim on a store");
 HET_LUA_CLASS(het::lua::SnapshotTaskHandle, "snapshot under way");
 HET_LUA_CLASS(het::lua::ControlHandle, "control of a run");
 HET_LUA_CLASS(het::lua::AttachedHandle, "attached run");

@@ -77,7 +77,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   RunSnapshots& operator=(const RunSnapshots&) = delete;
 
   // Keeps other runs out of the folder on disk, and of a store that is one, until release(): FolderClaim.
-  // Buckets have no locks.
+  // A bucket has a StoreClaim.
   void claim(int64_t run);
   void release();
 

@@ -3,7 +3,9 @@
 
 usage: run.py HETRUN [unittest arguments]
 """
+import importlib.util
 import json
+import logging
 import os
 import pathlib
 import re
@@ -399,6 +401,54 @@ class Runs(Case):
         self.assertIn('restored the state after step', err)
         self.assertTrue((self.folder / 'model/model.safetensors').exists())
         self.assertEqual(list(self.folder.glob('*/run.lock')), [])
+
+    @unittest.skipUnless(importlib.util.find_spec('moto') and importlib.util.find_spec('boto3'), 'needs moto[server] and boto3')
+    def test_one_run_at_a_time_has_a_bucket(self):
+        logging.getLogger('werkzeug').setLevel(logging.ERROR)
+        import boto3   # pylint: disable=import-outside-toplevel
+        from moto.server import ThreadedMotoServer   # pylint: disable=import-outside-toplevel
+        server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+        server.start()
+        self.addCleanup(server.stop)
+        at = 'http://{}:{}'.format(*server.get_host_and_port())
+        environment = mock.patch.dict(os.environ, AWS_ENDPOINT_URL=at, AWS_ACCESS_KEY_ID='key', AWS_SECRET_ACCESS_KEY='secret',
+                                      AWS_REGION='us-east-1')
+        environment.start()
+        self.addCleanup(environment.stop)
+        bucket = boto3.client('s3', endpoint_url=at, region_name='us-east-1')
+        bucket.create_bucket(Bucket='bucket')
+
+        def claims():
+            return [each['Key'] for each in bucket.list_objects_v2(Bucket='bucket', Prefix='mine/claims/').get('Contents', [])]
+        words = ('--trust', '--store=s3://bucket/mine')
+        (self.folder / 'run.lua').write_text(RUN)
+        for ranks in ((), ('--workers', '2', '--elastic', '1:2')):
+            with self.subTest(ranks=ranks):
+                run = subprocess.Popen([HETRUN, *ranks, 'run.lua', '--kept=kept', *words, '--overwrite', '--steps=100000000'],
+                                       cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                try:
+                    deadline = time.monotonic() + 60
+                    while not claims() or not self.kept_files():
+                        self.assertIsNone(run.poll())
+                        self.assertLess(time.monotonic(), deadline)
+                        time.sleep(0.05)
+                    _, err = self.hetrun('run.lua', '--kept=elsewhere', *words, '--overwrite', code=2)
+                    self.assertRegex(err, r"hetrun: 's3://bucket/mine' is in use: process \d+ on .* choose another `snapshot.store`")
+                    self.assertEqual(len(claims()), 1)
+                    self.assertIsNone(run.poll())
+                finally:
+                    run.terminate()
+                    run.wait()
+                self.assertEqual(claims(), [])
+                run = subprocess.Popen([HETRUN, 'run.lua', '--kept=kept', *words, '--overwrite', '--steps=100000000'],
+                                       cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                while not claims():
+                    time.sleep(0.05)
+                run.kill()
+                run.wait()
+                self.assertEqual(len(claims()), 1)
+                self.run_it(*words, '--overwrite', '--steps=3')   # the process has ended
+                self.assertEqual(claims(), [])
 
     def test_a_folder_that_was_removed_is_claimed_again(self):
         (self.folder / 'run.lua').write_text(RUN)

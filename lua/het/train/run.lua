@@ -196,7 +196,8 @@ function Run:prepare()
   local ok, problem = pcall(build, self)
   self.preparing, self.prepared = false, ok
   if not ok then
-    snapshots.release(self)
+    local kind = select(2, errors.describe(problem))
+    snapshots.release(self, self.member ~= nil and kind ~= "usage" and kind ~= "environment")
     error(problem, 0)
   end
 end

@@ -66,20 +66,65 @@ local function claim_folders(run)
   end
 end
 
---- Keep other runs out of the folders that the run saves in while it trains. All ranks call it.
+-- The bucket that the run sends snapshots to is claimed by its first rank, which looks for a while whether another run
+-- that was there still lives. `waits`: until that is known.
+local function claim_store(run, waits)
+  local store = (run.arguments.snapshot or {}).store
+  if not store or run.claims.store or run.cluster and run.cluster:rank() > 0 then return "" end
+  local claim = native.claim_store(store, run.number)
+  if not claim then return "" end   -- a folder, which is claimed as such
+  run.claims.store = claim
+  local began, said = native.clock(), false
+  local state = waits and claim:wait(0.2)
+  while state == "looking" do
+    if not said and native.clock() - began > 3 then
+      warn("%s", claim:sentence())
+      said = true
+    end
+    together.wait(run)
+    state = claim:wait(0.2)
+  end
+  if state == "refused" then errors.usage("%s", claim:sentence()) end
+  if state == "failed" then
+    warn("%s: no other run is kept out of %s", claim:sentence(), store)
+  end
+  return ""
+end
+
+-- Another run that was met in the bucket since: said once.
+local function say_foreign(run)
+  local claim = (run.claims or {}).store
+  local foreign = claim and claim:foreign() or ""
+  if foreign ~= "" and run.foreign ~= foreign then
+    native.write("stderr", ("%s: each may remove what the other has written; stop one of them, or give it another "
+      .. "`snapshot.store`\n"):format(foreign))
+    run.foreign = foreign
+  end
+end
+
+--- Keep other runs out of where the run saves while it trains. All ranks call it.
 -- @bool[opt] alone an error is this rank's alone: the run goes on without those that it loses
 function snapshots.claim(run, alone)
-  if alone then return claim_folders(run) end
-  together.call(run, claim_folders, run)
+  if alone then
+    claim_folders(run)
+    claim_store(run, false)
+  else
+    together.call(run, claim_folders, run)
+    together.by_first_in_time(run, function() return claim_store(run, true) end)
+  end
 end
 
 --- The run has stopped training, so that another one may train there.
-function snapshots.release(run)
+-- @bool[opt] goes_on other ranks may go on with it: they have the claim on its bucket
+function snapshots.release(run, goes_on)
   local disk = (run.snapshotting or {}).disk
   if disk then pcall(disk.wait, disk) end
   for _, task in ipairs(run.left_to_end or {}) do pcall(task.wait, task) end
   if run.snapshots then run.snapshots:release() end
-  for _, claim in pairs(run.claims or {}) do claim:release() end
+  local claims = run.claims or {}
+  if claims.store and not goes_on then claims.store:leave() end
+  claims.store = nil
+  for _, claim in pairs(claims) do claim:release() end
   run.claims = nil
 end
 
@@ -315,6 +360,7 @@ local function is_on_disk(run)
     local unsent = say_failures(run, "in the store", unsent_of(task),
       ("the snapshot after step %d is on disk, and not in the store"):format(task:step()))
     if not unsent then note(run, "store", task) end
+    say_foreign(run)
   end
   while #run.on_disk > ((run.arguments.snapshot or {}).keep or 2) do
     native.snapshot_remove(table.remove(run.on_disk, 1))
