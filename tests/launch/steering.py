@@ -147,7 +147,7 @@ class Steering(unittest.TestCase):
     def test_ranks_are_lost_and_join_while_the_run_is_paused(self):
         run = self.start('--workers', '3', '--elastic', '1:3', '--respawn', 'recipe.lua', '--batch=6')
         status = self.until_status(run, lambda status: status['step'] > 2)
-        self.attach(run, 'pause')
+        paused_after = int(re.search(r'paused after step (\d+)', self.attach(run, 'pause')).group(1))
         # The first rank too: the next one goes on with its timeline.
         os.kill(status['ranks'][0]['pid'], signal.SIGKILL)
         status = self.until_status(run, lambda status: len(status['ranks']) == 3 and status['generation'] > 2)
@@ -156,7 +156,9 @@ class Steering(unittest.TestCase):
         self.assertEqual(events[:2], ['the run began with 3 ranks', 'paused'])
         self.assertRegex('\n'.join(events), r'generation 2: .* is lost; 2 ranks')
         self.assertRegex('\n'.join(events), r'generation \d: .*join.*; 3 ranks')
+        self.assertEqual(status['step'], paused_after)
         step = int(re.search(r'going on after step (\d+)', self.attach(run, 'resume')).group(1))
+        self.assertEqual(step, paused_after)
         status = self.until_status(run, lambda status: status['step'] > step + 3)
         self.assertGreater(status['recovery']['first_step_seconds'], status['recovery']['restored_seconds'])
         self.assertRegex(self.hetrun('status', f'--pid={run.pid}'),

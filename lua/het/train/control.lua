@@ -268,6 +268,16 @@ local function stay_paused(run)
   end
 end
 
+--- A run that was paused when its ranks changed stays paused. What the change took does not count that. All ranks call
+-- it; returns what after_step does.
+function control.stay_paused(run)
+  if not (run.roll and run.paused) then return false end
+  local began = native.clock()
+  local change = stay_paused(run)
+  if run.pause then run.pause.started = run.pause.started + native.clock() - began end
+  return change or run.ends or false
+end
+
 --- After a step and what follows it: follow the command that waits, and leave a status. All ranks call it. Returns
 -- whether the run is to stop, as all ranks know (one that was interrupted alone tells the others in the next step), or
 -- elastic.change when the ranks are to end the generation.

@@ -232,6 +232,8 @@ local function take_steps(self, reporter)
     saving.beside_steps(self, "keep_best")   -- a rank that was lost may not have written it
   end
   self.follow_again = false
+  local ending = control.stay_paused(self)
+  if ending then return ending end
   while self.step < a.steps and not evaluation.is_over(self) do
     if chaos.brings_back(self) then return elastic.change end
     local step = self:train_step()
@@ -246,7 +248,7 @@ local function take_steps(self, reporter)
     local upon_notice = self.member and elastic.leaving(self)
     if upon_notice == "stop" then return true end
     if upon_notice == "leave" then elastic.let_leave(self) end
-    local ending = control.after_step(self)
+    ending = control.after_step(self)
     if ending then return ending end
     if self.member and self.step < a.steps and elastic.admits(self) then return elastic.change end
   end
