@@ -305,6 +305,11 @@ class Launcher {
     }
   }
 
+  // Ranks of an elastic run are numbered again in each generation: a process keeps its number.
+  std::string name_of(std::ptrdiff_t rank) const {
+    return fmt::format("{} {}", options_.elastic || !options_.join.empty() ? "process" : "rank", rank);
+  }
+
   // What ended a rank is printed once, when all have ended; warnings at once.
   void take_line(Child& child, std::string line) {
     const auto rank = &child - children_.data();
@@ -324,7 +329,7 @@ class Launcher {
     } else if (options_.elastic && rank == speaker_) {
       std::cerr << visible(line) + "\n" << std::flush;
     } else if (said_.insert(line).second) {
-      std::cerr << fmt::format("[rank {}] {}\n", rank, visible(line)) << std::flush;
+      std::cerr << fmt::format("[{}] {}\n", name_of(rank), visible(line)) << std::flush;
     }
   }
 
@@ -392,7 +397,7 @@ class Launcher {
     for (const std::string& line :
          std::exchange(child.lines, {}))  // why it gave up, said once by however many
       if (said_.insert(line).second)
-        std::cerr << fmt::format("[rank {}] {}\n", rank, visible(line)) << std::flush;
+        std::cerr << fmt::format("[{}] {}\n", name_of(rank), visible(line)) << std::flush;
     if (child.signal != 0)
       std::cerr << fmt::format("hetrun: process {} was killed by signal {} ({})\n", rank, child.signal,
                                strsignal(child.signal))
@@ -492,7 +497,8 @@ class Launcher {
         if (lines.empty() || (!any_code && children_[rank].code != code_)) continue;
         const bool alone = std::count_if(children_.begin(), children_.end(),
                                          [&](const Child& child) { return child.lines == lines; }) == 1;
-        const std::string name = alone && rank > 0 ? fmt::format("[rank {}] ", rank) : "";
+        const std::string name =
+            alone && rank > 0 ? fmt::format("[{}] ", name_of(static_cast<std::ptrdiff_t>(rank))) : "";
         for (const std::string& line : lines) std::cerr << name << visible(line) << "\n";
         return;
       }

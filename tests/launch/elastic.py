@@ -330,6 +330,7 @@ class Elastic(unittest.TestCase):
                 self.go(10)
                 out, err = self.ended(process)
                 self.assertIn(f'process {victim} is started again', err)
+                self.assertIn(f'[process {victim}] this process has joined the run as rank 3 of 4', err)
                 self.assertEqual([(g['members'], g['joined']) for g in self.generations()], [(3, 0), (4, 1)])
                 self.assertRegex(out, '^the ')
                 self.assert_same_curve(right)
