@@ -489,9 +489,10 @@ class Runs(Case):
             'save = "model", snapshot = { folder = "kept", every = 5 }, evaluate = { every = 0 } }',
             'for _ = 1, 3 do run:train_step() end',
             f'print(os.execute "{HETRUN} run.lua --quiet --kept=kept --allow-write=metrics.jsonl --save=model --allow-write=model")',
-            'pcall(run.save, run)', 'print(tostring(select(2, pcall(run.start, run))))', words=('--trust',))
+            'pcall(run.save, run)', 'for _ = 1, 2 do print(tostring(select(2, pcall(run.start, run)))) end', words=('--trust',))
         self.assertTrue((self.folder / 'model/model.safetensors').exists(), f'{out}\n{err}')
-        self.assertRegex(out + err, r'kept holds snapshots up to step (5|10), written since this run was prepared after step 3')
+        refusals = re.findall(r'kept holds snapshots up to step \d+, written since this run was prepared after step 3', out + err)
+        self.assertEqual(len(refusals), 2, out + err)
 
     def test_a_store_gets_a_copy_and_gives_it_back(self):
         self.run_it('--store=far', '--allow-write=far')

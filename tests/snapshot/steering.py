@@ -225,7 +225,7 @@ class Steering(unittest.TestCase):
         failed = re.findall(r'the snapshot on disk after step (\d+) was not written: (.*)', said)
         self.assertLessEqual(1, len(failed), said)
         self.assertLessEqual(len(failed), 4, said)
-        self.assertTrue(failed[0][1].endswith('(so on all ranks)'), said)
+        self.assertTrue(failed[0][1].endswith('(on all ranks)'), said)
         for _, why in failed[1:]:
             self.assertRegex(why, r'; the (9|19|29) before failed as well$')
 

@@ -41,7 +41,7 @@ local function names_of(self, missing)
   local is_missing, names, hosts = {}, {}, {}
   for _, id in ipairs(missing) do is_missing[id] = true end
   for i, id in ipairs(self.members) do
-    if is_missing[id] then names[#names + 1], hosts[#hosts + 1] = ("%d"):format(i - 1), self.roll[i].host end
+    if is_missing[id] then names[#names + 1], hosts[#hosts + 1] = ("%d"):format(i - 1), self.hosts[i] end
   end
   local one_host = true
   for _, host in ipairs(hosts) do one_host = one_host and host == hosts[1] end
@@ -55,7 +55,7 @@ end
 -- went since the last session, which may be some generations ago.
 local function reason_of(self, roster)
   local missing, leavers = missing_in(roster.members, self.members or {}), self.leavers or {}
-  if #missing == 0 or not self.roll then return roster.reason end
+  if #missing == 0 then return roster.reason end
   local names, rest = names_of(self, missing), roster.reason:match " lost(.*)$" or ""
   for _, id in ipairs(missing) do
     if not leavers[id] then return ("%s %s lost%s"):format(names, #missing == 1 and "is" or "are", rest) end
@@ -264,7 +264,8 @@ local function begin_session(self)
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
   if known and known.members then count_change(self, known, roster.members, reached) end
-  self.members, self.reached = roster.members, nil
+  self.members, self.hosts, self.reached = roster.members, {}, nil
+  for i, each in ipairs(all) do self.hosts[i] = each.host end
   self.rank, self.ranks = self.cluster:rank(), self.cluster:size()
   ahead.begin(self)
 end

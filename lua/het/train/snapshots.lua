@@ -108,10 +108,15 @@ function snapshots.claim(run, alone)
   if alone then
     claim_folders(run)
     claim_store(run, false)
-  else
+    return
+  end
+  local ok, problem = pcall(function()
     together.call(run, claim_folders, run)
     together.by_first_in_time(run, function() return claim_store(run, true) end)
-  end
+  end)
+  if ok then return end
+  snapshots.release(run, select(2, errors.describe(problem)) == "peer")
+  error(problem, 0)
 end
 
 --- The run has stopped training, so that another one may train there.
@@ -141,7 +146,10 @@ end
 function snapshots.claim_to_train(run)
   if run.claims then return end
   snapshots.claim(run)
-  together.call(run, require_unchanged, run)
+  local ok, problem = pcall(together.call, run, require_unchanged, run)
+  if ok then return end
+  snapshots.release(run)
+  error(problem, 0)
 end
 
 --- Call fn(...), which writes in the run's folders, also where the run does not train. All ranks call it.
@@ -314,7 +322,7 @@ local function say_failures(run, place, own, sentence)
   local is_same = before ~= nil and before.reason == reason
   run.failures[place] = { reason = reason, count = is_same and before.count + 1 or 1 }
   if is_same and run.failures[place].count % failures_until_said > 0 then return true end
-  local others = count > 1 and (" (so on %s)"):format(count == #texts and "all ranks"
+  local others = count > 1 and (" (on %s)"):format(count == #texts and "all ranks"
     or text.plural(count, "rank")) or ""
   warn("%s: %s%s%s%s", sentence, #texts > 1 and count < #texts and ("rank %d: "):format(first.rank) or "", first.why,
     others, is_same and ("; the %d before failed as well"):format(run.failures[place].count - 1) or "")
