@@ -166,10 +166,14 @@ int cluster_roster(lua_State* L) {
 int new_member(lua_State* L) {
   return Convert<MemberHandle>::push(L, std::make_shared<RunMember>(settings_at(L)));
 }
-// The next generation that this process is in, connected; nil: the run has ended.
+// The next generation that this process is in, connected; nil: the run has ended, and why its ranks have
+// given it up.
 int member_open(lua_State* L) {
-  const auto cluster = check_object<MemberHandle>(L, 1)->open();
-  return cluster == nullptr ? 0 : Convert<ClusterHandle>::push(L, cluster);
+  const auto& member = check_object<MemberHandle>(L, 1);
+  if (const auto cluster = member->open()) return Convert<ClusterHandle>::push(L, cluster);
+  const std::optional<Roster> last = member->member().roster();
+  lua_pushnil(L);
+  return last && last->reason != kRunEnded ? 1 + Convert<std::string>::push(L, last->reason) : 1;
 }
 double member_waiting(MemberHandle& member) { return static_cast<double>(member->member().waiting()); }
 // Waits until so many others wait to come in; false: not after so many seconds, or this process shall end.
@@ -194,7 +198,9 @@ int member_spares(lua_State* L) {
   }
   return 1;
 }
-void member_end_run(MemberHandle& member) { member->member().end_run(); }
+void member_end_run(MemberHandle& member, std::optional<std::string> why) {
+  member->member().end_run(why.value_or(std::string(kRunEnded)));
+}
 void member_leave(MemberHandle& member) { member->member().leave(); }
 void member_ask_change(MemberHandle& member, int64_t generation, std::string reason) {
   member->member().ask_change(generation, reason);

@@ -445,7 +445,7 @@ class Launcher {
         if (!entry.key.ends_with("/roster")) continue;
         const auto text = unsealed(options_.secret, entry.key, entry.value);
         const auto roster = text ? parse_roster(*text) : std::nullopt;
-        ended_well_ = ended_well_ || (roster && roster->members.empty());
+        ended_well_ = ended_well_ || (roster && roster->members.empty() && roster->reason == kRunEnded);
       }
       interrupted_ = asked_to_end != 0;
       if (!others || interrupted_) return;

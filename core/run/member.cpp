@@ -383,9 +383,9 @@ void Member::ask_change(int64_t generation, const std::string& reason) {
   post(RosterMachine::ChangeAsked{generation, reason});
 }
 void Member::hurry() { post(RosterMachine::Hurry{}); }
-void Member::end_run() {
+void Member::end_run(const std::string& why) {
   constexpr milliseconds kStoreKnows{2000};
-  post(RosterMachine::RunEnded{});
+  post(RosterMachine::RunEnded{why});
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kStoreKnows, [&] { return ended_ || failure_; });
 }

@@ -73,9 +73,9 @@ class Member {
 
   // After a loss this member waits for others no longer, though too few are left: those save what they have.
   void hurry();
-  // For all members, which have ended their last step together: none waits for another generation any more.
-  // Returns when the store knows, or does not answer.
-  void end_run();
+  // For all members, which have ended their last step together, or cannot go on: none waits for another
+  // generation any more. Returns when the store knows, or does not answer.
+  void end_run(const std::string& why = std::string(kRunEnded));
   void leave();  // its key goes, now
 
   std::string id() const;

@@ -169,7 +169,7 @@ void RosterMachine::note(const Event& event, Time now) {
                  [&](const ChangeAsked& asked) {
                    if (roster_ && asked.generation == roster_->number) change_ = asked.reason;
                  },
-                 [&](const RunEnded&) { run_ended_ = true; },
+                 [&](const RunEnded& ended) { run_ended_ = ended.why; },
                  [&](const Hurry&) { hurries_ = true; },
                  [&](const Tick&) {},
              },
@@ -295,8 +295,8 @@ void RosterMachine::decide(Time now) {
     actions_.emplace_back(Form{*roster_});
   }
   if (outdated_) propose_at(restore_at_, *roster_, *outdated_, now);
-  if (run_ended_ && roster_) {
-    Roster none{next_number(), {}, "the run has ended", {}, {}, {}, least(), most()};
+  if (!run_ended_.empty() && roster_) {
+    Roster none{next_number(), {}, run_ended_, {}, {}, {}, least(), most()};
     propose_at(restore_at_, std::move(none), revision_, now);  // a pause behind one that was lost
   } else if (!roster_) {
     decide_first(now);

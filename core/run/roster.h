@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -34,9 +35,12 @@ struct MemberRecord {
   bool operator==(const MemberRecord&) const = default;
 };
 
+// Why the last roster of a run has no members, where it has done all its steps.
+inline constexpr std::string_view kRunEnded = "the run has ended";
+
 struct Roster {
   int64_t number = 0;                // of the generation
-  std::vector<std::string> members;  // by rank; empty: the run has ended
+  std::vector<std::string> members;  // by rank; empty: the run has ended, for `reason`
   std::string reason;                // of the change, in words
   std::vector<std::string> lost, joined;
   std::vector<std::string> gone;  // lost before, the newest last: their keys may stand a while
@@ -108,7 +112,9 @@ class RosterMachine {
     int64_t generation = 0;
     std::string reason;
   };
-  struct RunEnded {};
+  struct RunEnded {
+    std::string why;
+  };
   struct Hurry {};  // after a loss others are waited for no longer
   struct Tick {};
   using Event = std::variant<MemberSeen, MemberGone, Listed, RosterSeen, LaunchLost, ProposalLost, PeerLost,
@@ -196,7 +202,8 @@ class RosterMachine {
   std::set<std::string> removed_;  // their keys were there, and have gone
   std::optional<Roster> roster_;
   int64_t revision_ = 0, ended_before_ = 0;  // the last number of a run of this name that has ended
-  bool opened_ = false, aborted_ = false, proposed_ = false, run_ended_ = false, ended_ = false;
+  bool opened_ = false, aborted_ = false, proposed_ = false, ended_ = false;
+  std::string run_ended_;  // why; empty: it has not
   bool evicted_ = false, hurries_ = false;
   bool forms_ = false;         // as soon as it knows the members
   bool store_forgot_ = false;  // it may have held newer rosters than this member has seen

@@ -473,6 +473,16 @@ class Elastic(unittest.TestCase):
         _, err = self.ended(process, code=75)
         self.assertRegex(err, r'no member of the run has \S+.* and \d+ others of the state after step \d+')
 
+    def test_a_rank_that_is_started_again_does_not_begin_a_run_anew_that_others_had_to_give_up(self):
+        process = self.start_held({10: 0}, '--spread', '--sharded', '--memory=false', '--respawn', workers=5, elastic='1:5')
+        self.until_step(process, 9)
+        os.kill(self.ranks(process)[4], signal.SIGKILL)
+        self.go(10)
+        _, err = self.ended(process, code=75)
+        self.assertIn('hetrun: process 4 is started again', err)
+        self.assertRegex(err, r'\[process 4\] hetrun: the other ranks have given the run up: no member of the run has')
+        self.assertLess(max(record.get('step', 0) for record in self.records()), self.steps)
+
     def memory_of(self, process):
         """The folder in memory of a run, which its launcher owns."""
         rank = next(iter(self.ranks(process).values()))

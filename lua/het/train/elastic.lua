@@ -270,9 +270,13 @@ local function begin_session(self)
   ahead.begin(self)
 end
 
--- The others have ended the run: no mistake, the process exits with 0. What `hetrun status` shows is theirs.
-local function end_without(self)
+-- The next generation that this process is in. Where the others have ended the run, that is no mistake: the process
+-- exits with 0. What `hetrun status` shows is theirs. Where they had to give it up, this one does not begin it anew.
+local function open(self)
+  local cluster, why = self.member:open()
+  if cluster then return cluster end
   self.control = nil
+  if why then errors.raise("peer", "the other ranks have given the run up: %s", why) end
   errors.raise("ended", "the run has ended; this process was not needed any more")
 end
 
@@ -302,7 +306,7 @@ function elastic.join(self, joining)
   self.chaos = chaos.begin(self, joining.least, joining.most)
   self.member = native.member(joining)
   self.notices = native.watch_for_notices()
-  self.cluster = self.member:open() or end_without(self)
+  self.cluster = open(self)
 end
 
 -- Raises where generation after generation of the same ranks ends where it has begun.
@@ -312,9 +316,8 @@ local function expect_progress(self)
   self.fruitless = place == self.place and self.fruitless + 1 or 0
   self.place = place
   if self.fruitless >= most_fruitless then
-    self.unrecoverable = true
-    errors.raise("peer", "%d generations of the same %d ranks have ended one after the other without a step, the last "
-      .. "because %s", most_fruitless, #roster.members, roster.reason)
+    together.give_up(self, ("%d generations of the same %d ranks have ended one after the other without a step, the "
+      .. "last because %s"):format(most_fruitless, #roster.members, roster.reason))
   end
 end
 
@@ -466,7 +469,7 @@ end
 function elastic.next_generation(self, why, agreed)
   self.cluster:close(why, agreed)
   self.left = true   -- the run, unless there is a next generation with this rank
-  self.cluster = self.member:open() or end_without(self)
+  self.cluster = open(self)
   self.left = false
   self.rank = self.cluster:rank()
 end

@@ -117,7 +117,7 @@ local function take_state(self, graph, program, before)
     end
     run.unrecoverable = true
     if not run.has_state then together.call(run, snapshots.require_states, run, graph) end
-    errors.raise("peer", "%s", (errors.describe(restored)))
+    together.give_up(run, (errors.describe(restored)))
   elseif not ok then
     error(restored, 0)
   end

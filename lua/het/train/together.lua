@@ -5,6 +5,14 @@ local source = require "het.language.source"
 
 local together = {}
 
+--- The ranks cannot go on: an error, on those that wait to join, too, which else would begin the run anew.
+-- @string why
+function together.give_up(run, why)
+  run.unrecoverable = true
+  if run.member then run.member:end_run(why) end
+  errors.raise("peer", "%s", why)
+end
+
 --- Whether this process is the first of those on its machine.
 function together.is_first_of_machine() return (os.getenv "LOCAL_RANK" or "0") == "0" end
 

@@ -201,10 +201,12 @@ TEST_CASE("members form generations, leave, join and end the run over every stor
     CHECK_FALSE(a.generation->formation().joined);
     CHECK(a.member->waiting() == 0);
 
-    for (Process* each : {&a, &b, &d}) each->member->end_run();
+    for (Process* each : {&a, &b, &d}) each->member->end_run("nothing has all of the state");
     for (Process* each : {&a, &b, &d}) CHECK_FALSE(script.open(*each));
     Process late = script.begin(-1);
     CHECK_FALSE(script.open(late));
+    REQUIRE(late.member->roster());
+    CHECK(late.member->roster()->reason == "nothing has all of the state");
 
     // The next run of this name.
     for (Process* each : {&a, &b, &d, &late}) each->member->leave();
