@@ -201,7 +201,8 @@ void push_restored(lua_State* L, const Restored& restored) {
 // cluster or nil, state, program, frozen executor or nil, snapshots or nil, {step_seconds, host, bandwidth}:
 // every rank has of its state exactly what its program needs, from whichever ranks have it, or from
 // snapshots. All ranks call it at the same place. Returns {step, generation, finished, moved_bytes, damaged},
-// and of a state that comes from snapshots {about, bytes by tier}; nil: there is none.
+// and of a state that comes from snapshots {about, bytes by tier}; nil: there is none; nil and
+// why: nothing has all of it, as all ranks have found.
 int restore_state(lua_State* L) {
   Communicator* world = world_of(L, 1);
   std::shared_ptr<Communicator> alone;
@@ -226,7 +227,13 @@ int restore_state(lua_State* L) {
     options.host = field<std::string>(L, 6, "host").value_or("");
     options.link_bytes_per_second = std::max(0.0, field<double>(L, 6, "bandwidth").value_or(0));
   }
-  const auto restored = restore(*world, *state, trainer, needs_of(*program), options);
+  std::optional<Restored> restored;
+  try {
+    restored = restore(*world, *state, trainer, needs_of(*program), options);
+  } catch (const StateLost& lost) {
+    lua_pushnil(L);
+    return 1 + Convert<std::string>::push(L, lost.sentence());
+  }
   if (!restored) return 0;
   push_restored(L, *restored);
   return 1;

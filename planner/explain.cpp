@@ -189,11 +189,11 @@ void add_links(PlanReport& report) {
         most = report.parts.*seconds;
         largest = part.name;
       }
-  const auto is_named = std::find(report.binds.begin(), report.binds.end(), largest);
-  if (largest.empty() || is_named == report.binds.begin()) return;
-  if (is_named != report.binds.end()) report.binds.erase(is_named);
+  if (largest.empty()) return;
+  const bool is_first = !report.binds.empty() && report.binds.front() == largest;
+  std::erase(report.binds, largest);
   if (stages < kGains) std::erase(report.binds, "compute");
-  report.binds.insert(links > stages ? report.binds.begin() : report.binds.end(), largest);
+  report.binds.insert(is_first || links > stages ? report.binds.begin() : report.binds.end(), largest);
 }
 
 // What the step goes to where it is slowest, what binds it, and what would help. Memory binds where a change

@@ -236,16 +236,17 @@ size_t Evaluator::HashOfLayout::operator()(const PlanLayout& layout) const {
 }
 
 Simulation Evaluator::simulation_of(const PlanLayout& layout, bool contention) {
-  constexpr size_t kMostStages = 200'000;  // some 20 MiB
+  constexpr size_t kMostWords = 400'000;  // some 40 MiB: a layout takes as much as four of its stages
   auto& known = known_[contention];
   if (const auto found = known.find(layout); found != known.end()) return found->second;
   SimulateOptions options;
   options.contention = contention;
   Simulation simulation = entry(layout.tensor, layout.microbatch).simulator->run(layout, options);
-  for (const PipelineLayout& pipeline : layout.pipelines) known_stages_ += pipeline.stages.size();
-  if (known_stages_ > kMostStages) {
+  known_words_ += 4;
+  for (const PipelineLayout& pipeline : layout.pipelines) known_words_ += pipeline.stages.size();
+  if (known_words_ > kMostWords) {
     for (auto& each : known_) each.clear();
-    known_stages_ = 0;
+    known_words_ = 0;
   }
   known.emplace(layout, simulation);
   return simulation;

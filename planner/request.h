@@ -147,7 +147,7 @@ class Evaluator {
     size_t operator()(const PlanLayout& layout) const;
   };
   std::unordered_map<PlanLayout, Simulation, HashOfLayout> known_[2];  // without contention, with it
-  size_t known_stages_ = 0;                                            // of all layouts there
+  size_t known_words_ = 0;                                             // of all layouts there
   Candidate best_, nearest_;
   std::map<std::tuple<int, int, int, bool>, Candidate> bests_;
   int64_t simulations_ = 0;

@@ -71,9 +71,9 @@ std::string numbered_pattern_of(std::string_view name) {
 }
 
 // The same with one entry for most of many nodes that differ in their number alone, where exceptions are
-// fewer. `text_of`: of a node, whether or not it has an entry.
+// fewer. `text_of`: of a node, whether or not it has an entry; nullopt: its words are read as another way.
 void collapse_numbers(std::map<std::string, std::string>& entries, const std::vector<std::string>& names,
-                      const std::function<std::string(size_t)>& text_of) {
+                      const std::function<std::optional<std::string>(size_t)>& text_of) {
   constexpr size_t kLeastSaved = 3;  // entries
   std::map<std::string, std::vector<std::string>> by_pattern;
   for (const auto& [name, text] : entries)
@@ -86,10 +86,14 @@ void collapse_numbers(std::map<std::string, std::string>& entries, const std::ve
     const auto common = std::max_element(counts.begin(), counts.end(),
                                          [](const auto& a, const auto& b) { return a.second < b.second; });
     std::map<std::string, std::string> others{{pattern, common->first}};
-    for (size_t n = 0; n < names.size() && others.size() + kLeastSaved <= written.size(); ++n)
-      if (matches(pattern, names[n]))
-        if (std::string text = text_of(n); text != common->first) others.emplace(names[n], std::move(text));
-    if (others.size() + kLeastSaved > written.size()) continue;
+    bool is_read_back = true;
+    for (size_t n = 0; n < names.size() && others.size() + kLeastSaved <= written.size(); ++n) {
+      if (!matches(pattern, names[n])) continue;
+      const std::optional<std::string> text = text_of(n);
+      is_read_back = is_read_back && text;
+      if (text && *text != common->first) others.emplace(names[n], *text);
+    }
+    if (!is_read_back || others.size() + kLeastSaved > written.size()) continue;
     for (const std::string& name : written) entries.erase(name);
     entries.merge(others);
   }
@@ -104,6 +108,14 @@ std::map<ValueId, PlacementId> given_by_parameters(const PlacementTable& table,
     if (graph.values[i].role == Role::parameter)
       give(table, static_cast<ValueId>(i), program.values[i], given);
   return given;
+}
+
+// How a node runs by these words; nullopt: it does not run so.
+std::optional<NodeSharding> way_of(const PlacementTable& table, NodeId n, std::string_view rule) {
+  if (rule == "replicated") return table.replicated(n);
+  for (const NodeSharding& way : table.shardings(n))
+    if (describe(table, n, way) == rule) return way;
+  return std::nullopt;
 }
 
 class Reader {
@@ -143,17 +155,12 @@ class Reader {
   }
 
   void read_node(NodeId n, const std::string& name, const AxisSharding::Rule& entry) {
+    if (auto way = way_of(table_, n, entry.rule)) {
+      hints_.nodes[n] = *std::move(way);
+      return;
+    }
     std::vector<std::string> known{"replicated"};
-    if (entry.rule == known[0]) {
-      hints_.nodes[n] = table_.replicated(n);
-      return;
-    }
-    for (const NodeSharding& way : table_.shardings(n)) {
-      known.push_back(describe(table_, n, way));
-      if (known.back() != entry.rule) continue;
-      hints_.nodes[n] = way;
-      return;
-    }
+    for (const NodeSharding& way : table_.shardings(n)) known.push_back(describe(table_, n, way));
     refuse(entry.pattern, fmt::format("{} does not run as '{}'; it runs as '{}'", name, entry.rule,
                                       fmt::join(known, "', '")));
   }
@@ -357,12 +364,17 @@ AxisSharding sharding_of(const PlacementTable& table, const ShardingProgram& pro
   add(result.inputs, inputs);
   const std::vector<std::string> names = node_names(graph);
   const auto rule_of = [&](size_t n) { return describe(table, static_cast<NodeId>(n), program.nodes[n]); };
+  const auto read_back = [&](size_t n) -> std::optional<std::string> {
+    std::string rule = rule_of(n);
+    return way_of(table, static_cast<NodeId>(n), rule) == program.nodes[n] ? std::optional(std::move(rule))
+                                                                           : std::nullopt;
+  };
   std::vector<std::pair<std::string, std::string>> rules;
   for (const std::string& name : names) rules.emplace_back(name, "");
   for (const NodeId n : differences(table, hints, program))
     rules[static_cast<size_t>(n)].second = rule_of(static_cast<size_t>(n));
   std::map<std::string, std::string> entries = collapsed(rules);
-  collapse_numbers(entries, names, rule_of);
+  collapse_numbers(entries, names, read_back);
   for (const auto& [pattern, rule] : entries) result.nodes.push_back({pattern, rule});
   return result;
 }

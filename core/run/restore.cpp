@@ -275,9 +275,9 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       const Settlement settled = settle(reports.members, all_of(reports.needs));
       if (settled.missing.empty()) return go_on(group, state, executor, needs, reports, settled, options);
       if (far && !reports.any_tier())
-        fail(ErrorKind::environment,
-             "no member of the run has {} of the state after step {}, and there is no snapshot to go back to",
-             show(settled.missing), settled.version.step);
+        throw StateLost(fmt::format(
+            "no member of the run has {} of the state after step {}, and there is no snapshot to go back to",
+            show(settled.missing), settled.version.step));
     } else if (!reports.any_live() && !far) {
       far = true;  // the run has not begun: the newest snapshot of all places is taken
       continue;
@@ -289,7 +289,8 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
     try {
       found.recovery = options.plan_recovery(request);
     } catch (const Error& error) {  // on all ranks
-      if (far || error.kind() != ErrorKind::environment) throw;
+      if (error.kind() != ErrorKind::environment) throw;
+      if (far) throw StateLost(error.sentence());
       far = true;
       continue;
     }
@@ -314,7 +315,7 @@ std::optional<Restored> restore(Communicator& group, StateStore& state, Executor
       for (size_t r = 0; r < sentences.size(); ++r) {
         if (sentences[r].empty()) continue;
         // What a rank has found damaged it leaves out, and does not find again.
-        if (!left_out.emplace(r, sentences[r]).second) fail(ErrorKind::environment, "{}", sentences[r]);
+        if (!left_out.emplace(r, sentences[r]).second) throw StateLost(sentences[r]);
         if (std::find(damaged.begin(), damaged.end(), sentences[r]) == damaged.end())
           damaged.push_back(sentences[r]);
       }

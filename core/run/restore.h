@@ -45,11 +45,17 @@ struct RestoreOptions {
   std::function<std::vector<Communicator*>()> connect_lanes;
 };
 
+// All ranks have found that nothing has all of the run's state; the sentence names the slices that lack.
+class StateLost : public Error {
+ public:
+  explicit StateLost(std::string sentence) : Error(ErrorKind::environment, std::move(sentence)) {}
+};
+
 // Every rank of the group calls it. `executor`: that trained the state in the generation before, frozen;
 // null: none did. `needs`: of this rank in the new plan; empty: it only brings what it has. The next steps
 // are decided by the generation that has begun, under a number above all that the state was ever decided by.
 // Throws Error(peer) when a rank is lost on the way: the state is then to be restored again;
-// Error(environment) naming the slices that no rank has. Nothing: no rank has any of the state, and no
+// StateLost. Nothing: no rank has any of the state, and no
 // snapshot either.
 std::optional<Restored> restore(Communicator& group, StateStore& state, Executor* executor,
                                 const std::vector<StatePart>& needs, const RestoreOptions& options);

@@ -30,9 +30,9 @@ std::vector<std::unique_ptr<PartPlans>> search_parts(Evaluator& evaluator);
 void anneal_parts(Evaluator& evaluator, const std::vector<std::unique_ptr<PartPlans>>& parts);
 
 // The cheapest part of the cluster whose plan has kNearlyAsFast of the speed of `answer` for at most
-// kMuchCheaper of its price; nothing when none of those that are tried has: the parts of search_parts, and
-// half the hosts of each kind of node. Plans for them from the cheapest on that their bound allows, as policy
-// auto does: each may take as long as planning for the whole.
+// kMuchCheaper of its price; nothing when none of those that are tried has: the parts of search_parts but
+// those with one host less, and half the hosts of each kind of node. Plans for them from the cheapest on that
+// their bound allows, as policy auto does: each may take as long as planning for the whole.
 std::optional<CheaperPlan> find_cheaper(const Request& request, const Planned& answer);
 
 }  // namespace het::planner

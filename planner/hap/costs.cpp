@@ -159,31 +159,73 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
   }
 }
 
-// Nodes of the layers, and what reads of them outside of layers, as updates do; values that they make or
-// read.
+// Nodes of the layers and what is made from state for them; what else reads of these, as losses do; updates
+// of their parameters; and the values that all these make or read.
 void ShardingCosts::find_counted(const StageLayers& layers) {
-  std::vector<bool> made(graph_.values.size(), false);
+  std::vector<bool> made(graph_.values.size(), false), read(graph_.values.size(), false);
   counted_nodes_.assign(graph_.nodes.size(), false);
   counted_values_.assign(graph_.values.size(), false);
   received_bytes_.assign(graph_.nodes.size(), 0);
   receives_ = layers.receives;
-  const auto is_made = [&](ValueId id) { return id != kAbsent && made[static_cast<size_t>(id)]; };
+  const auto any_of = [](const std::vector<bool>& flags, const std::vector<ValueId>& ids) {
+    return std::any_of(ids.begin(), ids.end(),
+                       [&](ValueId id) { return id != kAbsent && flags[static_cast<size_t>(id)]; });
+  };
+  const auto mark = [](std::vector<bool>& flags, const std::vector<ValueId>& ids) {
+    for (const ValueId id : ids)
+      if (id != kAbsent) flags[static_cast<size_t>(id)] = true;
+  };
+  std::vector<bool> taken(graph_.values.size(), false);  // of other stages, for each micro-batch
+  const auto is_of_state = [&](const Node& node) {
+    return node.phase != Phase::update && any_of(of_state_, node.outputs);
+  };
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
-    const bool is_of_layer = node.layer >= 0 && node.phase != Phase::update;
-    counted_nodes_[n] =
-        is_of_layer ? layers.has(node.layer) : std::any_of(node.inputs.begin(), node.inputs.end(), is_made);
+    if (node.phase == Phase::update || is_of_state(node)) continue;
+    counted_nodes_[n] = node.layer >= 0 ? layers.has(node.layer) : any_of(made, node.inputs);
     if (!counted_nodes_[n]) continue;
-    for (const auto* ids : {&node.inputs, &node.outputs})
-      for (const ValueId id : *ids)
-        if (id != kAbsent) counted_values_[static_cast<size_t>(id)] = true;
-    for (const ValueId id : node.outputs)
-      if (id != kAbsent) made[static_cast<size_t>(id)] = true;
+    mark(made, node.outputs);
+    mark(read, node.inputs);
+    if (!node.op->adds_operands)
+      mark(taken, node.inputs);  // stages sum their parts of a gradient once a step
   }
-  for (size_t n = 0; n < graph_.nodes.size(); ++n)
-    for (const ValueId id : graph_.nodes[n].outputs)
-      if (!counted_nodes_[n] && id != kAbsent && counts_value(id))
+  for (size_t n = graph_.nodes.size(); n-- > 0;) {  // what is made from state, wherever it is read
+    const Node& node = graph_.nodes[n];
+    if (!is_of_state(node) || (!layers.has(node.layer) && !any_of(read, node.outputs))) continue;
+    counted_nodes_[n] = true;
+    mark(read, node.inputs);
+  }
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    if (node.phase != Phase::update) continue;
+    if (node.op->any_placement) {  // each stage has its part of it
+      counted_nodes_[n] = true;
+      continue;
+    }
+    bool is_of_others = false, is_own = any_of(made, node.inputs);
+    for (const ValueId id : node.inputs) {
+      if (id == kAbsent) continue;
+      const Value& value = graph_.values[static_cast<size_t>(id)];
+      const bool is_parameter = value.role == Role::parameter, is_read = read[static_cast<size_t>(id)];
+      is_own = is_own || (is_parameter && is_read);
+      is_of_others = is_of_others || (is_parameter && !is_read) ||
+                     (value.producer >= 0 && !counted_nodes_[static_cast<size_t>(value.producer)] &&
+                      !graph_.nodes[static_cast<size_t>(value.producer)].op->any_placement);
+    }
+    counted_nodes_[n] = is_own || !is_of_others;
+    if (counted_nodes_[n]) mark(made, node.outputs);
+  }
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    if (counted_nodes_[n]) {
+      if (!node.op->any_placement) mark(counted_values_, node.inputs);
+      mark(counted_values_, node.outputs);
+      continue;
+    }
+    for (const ValueId id : node.outputs)
+      if (id != kAbsent && taken[static_cast<size_t>(id)] && !of_state_[static_cast<size_t>(id)])
         received_bytes_[n] += static_cast<double>(graph_.type(id).bytes());
+  }
 }
 
 // Of the updates of parameters: the first value behind them that the backward pass makes in the parameter's
@@ -586,8 +628,8 @@ Ticks ShardingCosts::conversion_ticks(ValueId id, PlacementId from, PlacementId 
 }
 
 Ticks ShardingCosts::program(const ShardingProgram& program) {
-  const Parts both = parts(program);
-  return both.compute + both.communication + both.receiving;
+  const Parts all = parts(program);
+  return all.compute + all.communication + all.receiving;
 }
 
 ShardingCosts::Parts ShardingCosts::parts(const ShardingProgram& program) {

@@ -30,8 +30,9 @@ inline constexpr Baseline kBaselines[] = {Baseline::even_data,   Baseline::propo
                                           Baseline::megatron,    Baseline::published};
 
 struct Synthesised {
-  ShardingProgram program;                              // with its shares
-  Ticks cost = kNever, compute = 0, communication = 0;  // the cost: with what it receives of other stages
+  ShardingProgram program;  // with its shares
+  Ticks compute = 0, communication = 0;
+  Ticks cost = kNever;  // of both, and of what it receives of other stages
   bool found() const { return cost < kNever; }
 };
 

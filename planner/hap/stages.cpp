@@ -30,9 +30,6 @@ constexpr size_t kMostMeshes = 2;  // that are simulated
 constexpr double kNearRival = 1.3;
 // Programs of all ranks are written and simulated: no more instructions than about this many for a candidate.
 constexpr double kMostInstructions = 2e6;
-// Of what a stage computes of a micro-batch, the part that the stages behind it wait for at least: its
-// forward pass before them, and the gradient of its input after them.
-constexpr double kPassed = 0.5;
 
 // Devices by kind, each kind after the other: the first stages get the first kinds.
 std::vector<Devices> kinds_apart(const DeviceGroup& group, int stages) {
@@ -243,11 +240,17 @@ class Stages {
     // Without a stage of several devices it is a plain pipeline, which the planner's own search judges.
     if (std::all_of(grouping.begin(), grouping.end(), [](const Devices& each) { return each.size() == 1; }))
       return;
+    std::vector<double> rates;
+    for (const Devices& devices : grouping) rates.push_back(rate_of(group_, devices));
+    const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
+    if (answer_.rival_seconds > 0 &&
+        arithmetic_seconds(*sized.graph, layers, rates, microbatches) >= answer_.rival_seconds)
+      return;
     constexpr size_t kDataParallel = std::numeric_limits<size_t>::max();  // the last one
     std::vector<size_t> best;
     double seconds = kNearRival * answer_.rival_seconds;
     const auto add_if_better = [&](const std::vector<size_t>& choices) {
-      const auto its = add(grouping, sized, microbatches, choices);
+      const auto its = add(grouping, layers, sized, microbatches, choices);
       if (!its || *its >= seconds) return;
       best = choices;
       seconds = *its;
@@ -262,30 +265,19 @@ class Stages {
       }
   }
 
-  // Seconds of a step, without what it receives.
-  struct StageTime {
-    double compute = 0, communication = 0;
-  };
-
-  // The seconds of a step; nullopt: it cannot be run, or is slower than the rival by its arithmetic alone.
-  // `choices`: of each stage among its programs.
-  std::optional<double> add(const std::vector<Devices>& grouping, const SizedGraph& sized, int microbatches,
-                            const std::vector<size_t>& choices) {
+  // The seconds of a step; nullopt: it cannot be run. `layers`, `choices`: of each stage, the latter among
+  // its programs.
+  std::optional<double> add(const std::vector<Devices>& grouping, const std::vector<int>& layers,
+                            const SizedGraph& sized, int microbatches, const std::vector<size_t>& choices) {
     Plan plan;
     plan.microbatch = sized.microbatch;
     plan.pipelines = {{microbatches, {}}};
-    std::vector<double> rates;
-    for (const Devices& devices : grouping) rates.push_back(rate_of(group_, devices));
-    const std::vector<int> layers = balanced_layers(layer_flops(*sized.graph), rates);
     int first = 0;
-    double waiting = 0;  // a stage waits for those before it, at least once
     for (size_t s = 0; s < grouping.size(); ++s) {
-      StageTime time;
+      double seconds = 0;
       auto stage = stage_of(grouping[s], {first, layers[s], receives(grouping, s)}, sized, microbatches,
-                            choices[s], time);
-      if (!stage || is_hopeless(time.compute + time.communication)) return std::nullopt;
-      if (answer_.rival_seconds > 0 && waiting + time.compute >= answer_.rival_seconds) return std::nullopt;
-      waiting += kPassed * time.compute / microbatches;
+                            choices[s], seconds);
+      if (!stage || is_hopeless(seconds)) return std::nullopt;
       first += layers[s];
       plan.pipelines[0].stages.push_back(*std::move(stage));
     }
@@ -330,19 +322,28 @@ class Stages {
 
   // Devices that share layers, by the program that suits these devices and layers.
   std::optional<Stage> stage_of(const Devices& devices, const StageLayers& layers, const SizedGraph& sized,
-                                int microbatches, size_t choice, StageTime& time) {
+                                int microbatches, size_t choice, double& seconds) {
     Stage stage;
     stage.first_layer = layers.first;
     stage.layers = layers.count;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
     if (devices.size() == 1) return stage;
-    // Devices that are alike, with links that are alike, share alike.
+    // Devices that are alike, with links that are alike, share alike; of which types and on which machines,
+    // by the number of the first of them.
     std::vector<double> key{static_cast<double>(sized.microbatch), static_cast<double>(layers.first),
                             static_cast<double>(layers.count), layers.receives.bytes_per_second,
                             layers.receives.latency_seconds};
     const DeviceGroup group = group_.subgroup(devices);
     for (int a = 0; a < group.size(); ++a) {
       key.push_back(group_.kind_of(devices[static_cast<size_t>(a)]));
+      const auto first_like = [&](const auto& is_alike) {
+        int first = 0;
+        while (!is_alike(group.devices()[static_cast<size_t>(first)])) ++first;
+        key.push_back(first);
+      };
+      const Device& own = group.devices()[static_cast<size_t>(a)];
+      first_like([&](const Device& other) { return other.type == own.type; });
+      first_like([&](const Device& other) { return other.node == own.node && other.host == own.host; });
       for (int b = 0; b < group.size(); ++b) {
         key.push_back(group.link(a, b).bytes_per_second);
         key.push_back(group.link(a, b).latency_seconds);
@@ -352,7 +353,7 @@ class Stages {
     if (fresh) entry->second = programs_of(group, layers, sized, microbatches);
     if (entry->second.empty()) return std::nullopt;
     const Cut& cut = entry->second[std::min(choice, entry->second.size() - 1)];
-    time = cut.time;
+    seconds = cut.seconds;
     stage.shares = cut.shares;
     stage.sharding = cut.sharding;
     return stage;
@@ -367,7 +368,7 @@ class Stages {
   struct Cut {
     Shares shares;
     StageSharding sharding;
-    StageTime time;
+    double seconds = 0;  // of a step, without what it receives
   };
   // The cheapest one, then those that may be faster beside the backward pass.
   std::vector<Cut> programs_of(const DeviceGroup& group, const StageLayers& layers, const SizedGraph& sized,
@@ -375,11 +376,12 @@ class Stages {
     const PlacementTable& table = table_of(sized);
     Request request{&table, &group, microbatches, {}, sized.microbatch};
     request.layers = layers;
+    bool& is_wide = wide_[sized.microbatch];
+    request.is_wide = is_wide;
     std::vector<Cut> cuts;
-    for (const Synthesised& each : programs_to_try(request, true))
-      cuts.push_back({each.program.shares,
-                      along_one_axis(sharding_of(table, each.program)),
-                      {seconds_of(each.compute), seconds_of(each.communication)}});
+    for (const Synthesised& each : programs_to_try(request, true, &is_wide))
+      cuts.push_back({each.program.shares, along_one_axis(sharding_of(table, each.program)),
+                      seconds_of(each.compute + each.communication)});
     return cuts;
   }
 
@@ -388,6 +390,7 @@ class Stages {
   const std::vector<Grid> grids_;
   StagesAnswer answer_;
   std::map<int, std::unique_ptr<PlacementTable>> tables_;  // by micro-batch size
+  std::map<int, bool> wide_;                               // the same: a search has found that it is
   std::map<std::vector<double>, std::vector<Cut>> known_;
 };
 
@@ -402,12 +405,28 @@ const StagesCandidate* StagesAnswer::best() const {
 
 StagesAnswer plan_stages(const StagesRequest& request) { return Stages(request).run(); }
 
-std::vector<double> layer_flops(const Graph& graph) {
+std::vector<double> layer_flops(const Graph& graph, std::optional<Phase> only) {
   std::vector<double> flops(graph.layers.size(), 0);
   for (const Node& node : graph.nodes)
-    if (node.layer >= 0 && node.phase != Phase::update)
+    if (node.layer >= 0 && node.phase != Phase::update && (!only || node.phase == *only))
       flops[static_cast<size_t>(node.layer)] += cost_of(graph, node).flops;
   return flops;
+}
+
+double arithmetic_seconds(const Graph& graph, const std::vector<int>& layers,
+                          const std::vector<double>& rates, int microbatches) {
+  const std::vector<double> all = layer_flops(graph), forward = layer_flops(graph, Phase::forward);
+  double least = 0, passed = 0;
+  int first = 0;
+  for (size_t s = 0; s < layers.size(); ++s) {
+    const auto of_stage = [&](const std::vector<double>& flops) {
+      return std::accumulate(flops.begin() + first, flops.begin() + first + layers[s], 0.0) / rates[s];
+    };
+    least = std::max(least, passed + microbatches * of_stage(all));
+    passed += of_stage(forward) + (of_stage(all) - of_stage(forward)) / 2;
+    first += layers[s];
+  }
+  return least;
 }
 
 // longest[s][l]: of the first s stages with the first l layers.

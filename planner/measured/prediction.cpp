@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kMostMicrobatches = 100000;
 constexpr int kMostGroups = 20000;
-constexpr double kF32Bytes = 4;  // bytes, f32
+constexpr double kF32Bytes = 4;
 // A step in milliseconds is a thousand times one in seconds, which is longer than its layers take; the
 // slowest links in use make one ten or twenty times as long.
 constexpr double kMostTimesBound = 300;

@@ -33,7 +33,8 @@ constexpr double kMostLaunches = 25;
 
 // From one measured size to another: what a device takes beyond the roofline is launches, up to
 // `kMostLaunches`, which take as long whatever the size; the rest changes as the roofline does, which counts
-// the reading of weights once. (A device that needs three times the roofline is slow, it does not wait.)
+// the reading of weights once. (A device that takes three times its roofline is slow at every
+// size: that is no launches.)
 // Never more than in proportion, never fewer seconds for more samples. `here` and `there`: the roofline at
 // `microbatch` and at the measured size; a layer without work has none, then all but a launch is in
 // proportion.

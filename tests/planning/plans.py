@@ -330,7 +330,7 @@ class Simulations(Case):
 
     def test_a_plan_of_other_samples_than_the_batch_is_refused(self):
         self.recipe('het.plan { microbatch = 1, het.pipeline { microbatches = 7, het.stage { "a:0" } } }')
-        self.assertIn("the plan's 7 micro-batches of 1 sample are 7 samples, batch = 8",
+        self.assertIn("the plan has 7 micro-batches of 1 sample: 7 in a step, and batch = 8",
                       self.refused('simulate', 'small.lua', '--cluster=cluster.lua'))
 
     def test_what_a_step_goes_to_and_what_would_make_it_shorter(self):

@@ -108,18 +108,20 @@ local function take_state(self, graph, program, before)
   local broken_off = before and before.frozen and not before.closed
   local trainer = broken_off and before.trainer or nil
   snapshots.finish(run)
-  local ok, restored = pcall(native.restore, self.cluster, run.state, program, trainer, run.snapshots,
+  local ok, restored, lost = pcall(native.restore, self.cluster, run.state, program, trainer, run.snapshots,
     { step_seconds = run.step_seconds, host = native.host(), bandwidth = (ranks.own_link(run) or {}).bandwidth })
   snapshots.say_warnings(run)
-  if not ok and select(2, errors.describe(restored)) == "environment" then   -- it says what was lost with other ranks
+  if not ok then
+    if select(2, errors.describe(restored)) ~= "environment" then error(restored, 0) end
+    run.unrecoverable = true   -- here alone, as without memory: the others go on
+    errors.raise("peer", "%s", (errors.describe(restored)))
+  elseif lost then
     if not run.has_state and (run.step > 0 or not run.resume) then   -- from the last save, or from the start
-      return snapshots.say_not_whole(run, (errors.describe(restored)))
+      return snapshots.say_not_whole(run, lost)
     end
     run.unrecoverable = true
     if not run.has_state then together.call(run, snapshots.require_states, run, graph) end
-    together.give_up(run, (errors.describe(restored)))
-  elseif not ok then
-    error(restored, 0)
+    together.give_up(run, lost)
   end
   if not restored then return together.call(run, snapshots.expect_none, run) end
   if not run.has_state and restored.step < run.step then   -- the last save has had more steps
