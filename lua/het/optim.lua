@@ -229,10 +229,11 @@ local function require_match(self, field, pattern, names)
   end
 end
 
---- Refuse exceptions and groups that no parameter is meant by.
+--- Refuse exceptions and groups that match no parameter that is trained.
 -- @tparam {{name =},...} parameters of the model
 -- @tparam table frozen by name: those that are not trained
-function Optimizer:require_matches(parameters, frozen)
+-- @tparam {{name =},...} trained those that have a gradient
+function Optimizer:require_matches(parameters, frozen, trained)
   local names, groups = {}, {}
   for i, parameter in ipairs(parameters) do names[i] = parameter.name end
   for _, rule in ipairs(self.arguments.decay or {}) do require_match(self, "decay", rule[1], names) end
@@ -242,13 +243,19 @@ function Optimizer:require_matches(parameters, frozen)
   end
   for _, name in ipairs(names) do
     local group = groups[self:group_of(name)]
-    if group then group.any, group.trained = true, group.trained or not frozen[name] end
+    if group then group.any, group.unfrozen = true, group.unfrozen or not frozen[name] end
+  end
+  for _, parameter in ipairs(trained) do
+    local group = groups[self:group_of(parameter.name)]
+    if group then group.trained = true end
   end
   for _, group in ipairs(groups) do
     if not group.any then
       refuse(self, "groups", group.pattern, "matches only parameters of the groups before it")
-    elseif not group.trained then
+    elseif not group.unfrozen then
       refuse(self, "groups", group.pattern, "matches only parameters that are frozen")
+    elseif not group.trained then
+      refuse(self, "groups", group.pattern, "matches only parameters that the loss does not use")
     end
   end
 end

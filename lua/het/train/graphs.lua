@@ -206,7 +206,6 @@ function graphs.training(spec)
   local records, loss = custom.recorded(graphs.loss, b, spec)
   graph:output("loss", loss)
   local wanted, values = {}, {}
-  spec.optimizer:require_matches(graph:parameters(), b.frozen)
   for _, parameter in ipairs(graph:parameters()) do
     parameter.traits = b.traits[parameter.name]
     if not b.frozen[parameter.name] then
@@ -224,6 +223,7 @@ function graphs.training(spec)
       list[#list + 1] = gradient
     end
   end
+  spec.optimizer:require_matches(graph:parameters(), b.frozen, trained)
   if #list == 0 then errors.usage("the loss depends on no parameter that is trained") end
   local norm, coefficient = native.op("global_norm", list, { max_norm = spec.optimizer.arguments.clip })
   local inputs = {
