@@ -37,7 +37,7 @@ end
 fails("the mask is [5]; a number for each key is needed, [2, 5]", block, x, het.zeros({ 5 }))
 fails("nn.linear takes one value; it was given 2", nn.linear(16, 2), x, mask)
 fails("takes one value and a mask; it was given 3", block, x, mask, mask)
-fails("a mask goes with no score_cap", nn.attention { width = 16, heads = 2, score_cap = 30 }, x, mask)
+fails("score_cap does not work with a mask", nn.attention { width = 16, heads = 2, score_cap = 30 }, x, mask)
 print "alike"
 '''
 

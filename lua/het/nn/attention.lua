@@ -68,12 +68,13 @@ end
 -- Attention that sees no key whose mask is 0.
 local function masked(self, q, k, v, mask)
   local b, a = self.builder, self.arguments
-  if a.score_cap then errors.usage "nn.attention: a mask goes with no score_cap" end
+  if a.score_cap then errors.usage "nn.attention: score_cap does not work with a mask" end
   if b.cache and a.causal then
-    errors.usage "nn.attention: it was given a mask; text is generated with a cache, whose keys have none"
+    errors.usage("nn.attention: a mask does not work with the cache of keys and values that text is generated with; "
+      .. "without `pointwise = true` an nn.layer generates text without a cache")
   end
   if b:starts(q.shape[1], q.shape[2]) then
-    errors.usage "nn.attention: it was given a mask; rows of several examples (packing = true) have none"
+    errors.usage "nn.attention: a mask does not work with packing = true"
   end
   return op.masked_attention(q, k, v, mask, { causal = a.causal, scale = a.score_scale, window = a.window })
 end

@@ -5,7 +5,8 @@ local source = require "het.language.source"
 
 local together = {}
 
---- The ranks cannot go on: an error, on those that wait to join, too, which else would begin the run from the start.
+--- The ranks cannot go on: an error, on those that wait to join, too, which else would begin the run from the
+-- start.
 -- @string why
 function together.give_up(run, why)
   run.unrecoverable = true
