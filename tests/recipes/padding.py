@@ -51,12 +51,13 @@ class Case(unittest.TestCase):
             (self.folder / name).write_text((HERE / name).read_text())
 
     def run_recipe(self, *words, workers=0, recipe='padding.lua'):
-        """The losses of the steps and of the evaluations."""
+        """The losses of the steps and of the evaluations; `self.output` is what the recipe printed."""
         metrics = self.folder / 'metrics.jsonl'
         metrics.unlink(missing_ok=True)
         done = subprocess.run([HETRUN, *([f'--workers={workers}'] if workers else []), recipe, *words, '--quiet',
                                f'--metrics={metrics}'], cwd=self.folder, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 0, f'{words}\n{done.stdout}\n{done.stderr}')
+        self.output = done.stdout
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         return [line.get('loss', line.get('validation_loss')) for line in lines if 'loss' in line or 'validation_loss' in line]
 
@@ -101,7 +102,10 @@ class Inputs(Case):
     def test_they_are_as_one_tensor_under_every_plan(self):
         wanted = self.losses('--named=false')
         self.assertEqual(len(wanted), 9)
+        called = self.output   # what the trained model gives for the first sample
+        self.assertRegex(called, r'^first\s+-?[0-9.]+\n$')
         self.assertEqual(self.losses(), wanted)
+        self.assertEqual(self.output, called)
         self.assertEqual(self.losses('--apart'), wanted)
         for plan in ('data', 'tensor', 'pipeline'):
             self.assert_alike(self.losses(f'--plan={plan}', workers=2), wanted, 1e-5, plan)
