@@ -576,7 +576,8 @@ end
 
 function Pairs:has_holdout() return self.held > 0 end
 
---- As of a corpus. Images whose files say which are held out, as data.cifar10 has them, stay divided so.
+--- The same with all of it in one split, as Corpus:undivided. data.cifar10, whose files say which rows are held out,
+-- stays divided.
 function Pairs:undivided(split)
   if self.is_divided then return self end
   local all = setmetatable({}, Pairs)
@@ -585,6 +586,7 @@ function Pairs:undivided(split)
   return all
 end
 
+--- The `holdout` that a recipe gave it; nil without, or of 0.
 function Pairs:given_holdout()
   return (self.arguments.holdout or 0) > 0 and self.arguments.holdout or nil
 end
