@@ -164,8 +164,9 @@ return function(op)
     .. "it is -100.", "op.sum(op.log_probability(logits, labels), { dims = { -1 } })",
     function(logits, labels) return (native.op("log_probability", { logits, labels })) end)
 
-  -- A score is lowered by so much where a key is masked: exp of what is left is 0.
-  local hidden = -1e6
+  -- A score is lowered by so much where a key is masked: exp of what is left is 0. Where all keys are masked, this much
+  -- in f32 leaves scores that are exact to 2^-10; with -1e6 it would be 1/32.
+  local hidden = -3e4
 
   -- x with columns behind its last dimension: a number, or a value that broadcasts, in each. They are made of x, so
   -- that they are cut among devices as it is.
@@ -179,8 +180,10 @@ return function(op)
 
   add("masked_attention", "q[b, t, hq, d]:T, k[b, s, hk, d]:T, v[b, s, hk, d]:T, mask[b, s] → out[b, t, hq, d]:T",
     "op.attention in which no query sees a key whose mask is 0, such as padding (an `attention_mask`); with `causal`, "
-    .. "`scale` and `window`. Where the mask of a row is 0 throughout, it sees all. It is op.attention of heads that "
-    .. "have up to 8 elements more, which on a GPU costs heads of 64 elements the time of those of 128.",
+    .. "`scale` and `window`. A query whose keys are all masked sees them all, with scores rounded to about 0.002. It "
+    .. "is op.attention of heads of the next multiple of 8: 64 elements become 72, 121 to 127 become 128, 128 become "
+    .. "136. On a GPU heads of 64 take the time of those of 128, and heads of 128 in bf16 the kernel without tensor "
+    .. "cores. Heads of 512 are refused.",
     "op.masked_attention(q, k, v, mask)", function(q, k, v, mask, options)
       options = check_options("masked_attention", options, { "causal", "scale", "window" })
       for name, value in pairs { q = q, k = k, v = v, ["the mask"] = mask } do
