@@ -125,6 +125,17 @@ class Training(unittest.TestCase):
             self.assertRegex(done.stderr, r'\d+ examples share \d+ rows of 1[23] tokens')
             self.assert_follows(gpu, cpu, most)
 
+    def test_samples_with_padding(self):
+        """op.masked_attention, with heads of 4 elements that become 8, and in bf16 of 128 that become 136."""
+        text = (ROOT / 'tests' / 'recipes' / 'padding.lua').read_text()
+        wide = text.replace('width = 16, layers = 2, heads = 4', 'width = 256, layers = 1, heads = 2').replace('lr = 1e-2', 'lr = 1e-3')
+        self.assertNotEqual(text, wide)
+        for recipe, precision, most in ((text, 'f32', 1e-4), (text, 'bf16', 1e-2), (wide, 'bf16', 1e-2)):
+            (self.folder / 'recipe.lua').write_text(recipe)
+            words = ('recipe.lua', f'--steps={STEPS}', f'--precision={precision}')
+            cpu, gpu = (self.losses(*words, f'--device={device}')[0] for device in ('cpu', 'cuda'))
+            self.assert_follows(gpu, cpu, most)
+
     def test_gpt_in_bf16_with_weights_rounded_stochastically(self):
         self.compare('gpt', 'bf16', 1e-2, rounding='stochastic')
 
