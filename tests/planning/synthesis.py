@@ -265,20 +265,13 @@ return het.train { model = het.nn.vgg { classes = 10, depth = 11, width = 1, hid
         sys.path.insert(0, str(ROOT / 'tests' / 'bench'))
         self.addCleanup(sys.path.pop, 0)
         mixed = importlib.import_module('mixed_stages')
-        settings = mixed.CLUSTERS['1 x 6 + 2 x 2, 1 Gbit/s']
-        # A tenth of all rates: launches of layers, which small micro-batches pay more often, then count little.
-        zones = mixed.TWO_ZONES.format(**settings)
-        for rate, tenth in (('6 TFLOP', '0.6 TFLOP'), ('2 TFLOP', '0.2 TFLOP'), ('300 GB', '30 GB'), ('200 Gbit', '20 Gbit'),
-                            ('"1 Gbit', '"0.1 Gbit')):
-            self.assertIn(rate, zones)
-            zones = zones.replace(rate, tenth)
-        (self.folder / 'zones.lua').write_text(zones)
+        (self.folder / 'zones.lua').write_text(mixed.TWO_ZONES.format(**mixed.CLUSTERS['1 x 6 + 3 x 2, 1 Gbit/s']))
         recipe, *options = mixed.WORKLOADS['vgg19']
         answer = self.json_of('plan', ROOT / 'recipes' / recipe, *options, '--cluster=zones.lua')
-        self.assertIn('{ a:0, b:0-1 } {', answer['programs']['name'])
+        self.assertIn('{ a:0, b:0-2 } {', answer['programs']['name'])
         self.assertTrue(mixed.is_mixed(answer['programs']['name'], {'a': 'fast', 'b': 'slow', 'c': 'fast', 'd': 'slow'}))
         self.assertIn('unlike_devices = true', answer['lua'])
-        self.assertLess(answer['programs']['step_seconds'], answer['programs']['rival_seconds'] / 1.05)
+        self.assertLess(answer['programs']['step_seconds'], answer['programs']['rival_seconds'] / 1.2)
 
     def test_a_gate_that_chooses_all_experts(self):
         # Then probabilities and choices have one shape; the search ends at once, and its bound is near.

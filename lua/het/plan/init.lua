@@ -426,8 +426,9 @@ function plan.resolve(given, batch)
       total, batch > total and ("%d, "):format(batch - batch % total) or "", batch - batch % total + total)
   end
   if resolved.microbatch * total ~= batch then
-    errors.usage("the plan has %s of %s: %d in a step, and batch = %d%s", text.plural(total, "micro-batch"),
-      text.plural(resolved.microbatch, "sample"), resolved.microbatch * total, batch,
+    errors.usage("the plan has %s of %s: %d in a step, and batch = %d%s",
+      total == 1 and "1 micro-batch" or total .. " micro-batches", text.plural(resolved.microbatch, "sample"),
+      resolved.microbatch * total, batch,
       batch % total == 0 and ("; with microbatch = %d they are as many"):format(batch / total) or "")
   end
   return setmetatable(resolved, Plan)
