@@ -132,7 +132,8 @@ ClaimHandle claim_folder(Path folder, std::string field, int64_t run) {
 }
 void claim_release(ClaimHandle& claim) { *claim = {}; }
 void claim_renew(ClaimHandle& claim) { claim->renew(); }
-// URL, number of the run -> a claim on a bucket, until it is released; nil: the store is a folder.
+// URL, number of the run, whether another rank of it had the claim -> a claim on a bucket, until stop or
+// leave; nil: the store is a folder.
 int claim_store(lua_State* L) {
   StoreAccess access;
   access.tries = 3;
@@ -141,7 +142,8 @@ int claim_store(lua_State* L) {
   std::shared_ptr<ObjectStore> store = open_store(Convert<Path>::get(L, 1), access);
   if (store->file_of("claimed")) return 0;
   return Convert<StoreClaimHandle>::push(
-      L, std::make_shared<StoreClaim>(std::move(store), Convert<int64_t>::get(L, 2)));
+      L,
+      std::make_shared<StoreClaim>(std::move(store), Convert<int64_t>::get(L, 2), lua_toboolean(L, 3) != 0));
 }
 // claim, seconds -> "looking", "held", "refused" or "failed": waits so long while it is looking
 std::string store_claim_wait(StoreClaimHandle& claim, double seconds) {
@@ -156,6 +158,7 @@ std::string store_claim_wait(StoreClaimHandle& claim, double seconds) {
 }
 std::string store_claim_sentence(StoreClaimHandle& claim) { return claim->sentence(); }
 std::string store_claim_foreign(StoreClaimHandle& claim) { return claim->foreign(); }
+void store_claim_stop(StoreClaimHandle& claim) { claim->stop(); }
 void store_claim_leave(StoreClaimHandle& claim) { claim->leave(); }
 void snapshots_claim(SnapshotsHandle& snapshots, int64_t run) { snapshots->claim(run); }
 void snapshots_release(SnapshotsHandle& snapshots) { snapshots->release(); }
@@ -296,7 +299,8 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_release>("release")});
   make_class<ClaimHandle>(L, {bind<&claim_release>("release"), bind<&claim_renew>("renew")});
   make_class<StoreClaimHandle>(L, {bind<&store_claim_wait>("wait"), bind<&store_claim_sentence>("sentence"),
-                                   bind<&store_claim_foreign>("foreign"), bind<&store_claim_leave>("leave")});
+                                   bind<&store_claim_foreign>("foreign"), bind<&store_claim_stop>("stop"),
+                                   bind<&store_claim_leave>("leave")});
   make_class<SnapshotTaskHandle>(
       L, {bind<&task_done>("done"), bind<&task_failed>("failed"), bind<&task_wait>("wait"),
           bind<&task_step>("step"), bind<&task_generation>("generation")});

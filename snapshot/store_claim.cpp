@@ -59,11 +59,13 @@ struct StoreClaim::Seen {
   bool lives = false;
 };
 
-StoreClaim::StoreClaim(std::shared_ptr<ObjectStore> store, int64_t run, StoreClaimTimes times)
+StoreClaim::StoreClaim(std::shared_ptr<ObjectStore> store, int64_t run, bool takes_over,
+                       StoreClaimTimes times)
     : store_(std::move(store)),
       run_(run),
       times_(times),
       key_(kFolder + std::to_string(run)),
+      state_(takes_over ? State::held : State::looking),
       thread_([this] { work(); }) {}
 
 StoreClaim::~StoreClaim() { stop(); }
@@ -139,6 +141,13 @@ std::map<std::string, StoreClaim::Owner> StoreClaim::others() {
   return found;
 }
 
+// Another rank of that run may have taken over meanwhile.
+void StoreClaim::remove_unchanged(const std::string& key, const std::string& text) {
+  const std::map<std::string, Owner> now = others();
+  const auto found = now.find(key);
+  if (found != now.end() && found->second.text == text) store_->remove(key);
+}
+
 void StoreClaim::look() {
   const Clock::time_point now = Clock::now();
   const bool looking = wait(std::chrono::milliseconds(0)) == State::looking;
@@ -148,7 +157,7 @@ void StoreClaim::look() {
     Seen& seen = seen_.try_emplace(key, Seen{owner.text, now}).first->second;
     if (seen.text != owner.text) seen = {owner.text, now, true};
     if (owner.is_gone() || now - seen.since >= times_.expire) {
-      store_->remove(key);
+      remove_unchanged(key, owner.text);
       seen_.erase(key);
     } else if (!looking) {
       const std::scoped_lock guard(mutex_);
@@ -177,32 +186,28 @@ void StoreClaim::look() {
 }
 
 void StoreClaim::work() {
-  try {
-    write(false);
-  } catch (const Error& error) {
-    return finish(State::failed, error.sentence());
-  }
-  Clock::time_point written = Clock::now();
+  std::optional<Clock::time_point> written;
   while (true) {
-    const bool was_held = wait(std::chrono::milliseconds(0)) == State::held;
+    const State before = wait(std::chrono::milliseconds(0));
     try {
-      if (Clock::now() - written >= times_.renew) {
-        write(was_held);
+      if (!written || Clock::now() - *written >= times_.renew) {
+        write(before != State::looking);
         written = Clock::now();
       }
       look();
-    } catch (const Error& error) {  // the store is silent; of a claim that is held another look may tell
-      if (!was_held) finish(State::failed, error.sentence());
+      if (before == State::failed) finish(State::held, "");
+    } catch (const Error& error) {  // a claim that is held stays so: the next look may be answered
+      if (before != State::held) finish(State::failed, error.sentence());
     }
     std::unique_lock lock(mutex_);
-    if (state_ == State::refused || state_ == State::failed) break;
+    if (state_ == State::refused) break;
     const auto pause = state_ == State::looking ? std::min(times_.look, times_.renew) : times_.renew;
     if (changed_.wait_for(lock, pause, [this] { return stopping_; })) break;
   }
   bool leaves = false;
   {
     const std::scoped_lock guard(mutex_);
-    leaves = leaves_ || state_ == State::looking || state_ == State::failed;
+    leaves = leaves_;
   }
   try {
     if (leaves) store_->remove(key_);

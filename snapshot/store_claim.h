@@ -34,12 +34,13 @@ class StoreClaim {
     looking,  // whether others live
     held,
     refused,
-    failed,  // the store did not take the object: there is no claim
+    failed,  // the store did not answer, and is asked again: until it does, there is no claim
   };
 
-  // `run`: a number that the ranks of a run have in common and no other run has.
-  StoreClaim(std::shared_ptr<ObjectStore> store, int64_t run, StoreClaimTimes times = {});
-  ~StoreClaim();  // the object stays where leave(), or a refusal, has not removed it: the run may go on
+  // `run`: a number that the ranks of a run have in common and no other run has. `takes_over`: another rank
+  // of the run had the claim, so that it is held from the start.
+  StoreClaim(std::shared_ptr<ObjectStore> store, int64_t run, bool takes_over, StoreClaimTimes times = {});
+  ~StoreClaim();  // as stop()
   StoreClaim(const StoreClaim&) = delete;
   StoreClaim& operator=(const StoreClaim&) = delete;
 
@@ -49,6 +50,8 @@ class StoreClaim {
   std::string sentence() const;
   // Another run that was met in the store since the claim is held; empty: none.
   std::string foreign() const;
+  // The run goes on, and another rank takes over: the object is written no more, and stays.
+  void stop();
   // The run has ended: removes the object.
   void leave();
 
@@ -59,8 +62,8 @@ class StoreClaim {
   void look();
   void write(bool held);
   std::map<std::string, Owner> others();
+  void remove_unchanged(const std::string& key, const std::string& text);
   void finish(State state, std::string sentence);
-  void stop();
 
   const std::shared_ptr<ObjectStore> store_;
   const int64_t run_;
@@ -68,7 +71,7 @@ class StoreClaim {
   const std::string key_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  State state_ = State::looking;
+  State state_;
   std::string sentence_, foreign_;
   bool stopping_ = false, leaves_ = false;
   // Of the thread.
