@@ -152,6 +152,7 @@ int cluster_roster(lua_State* L) {
   const Member::Formation& formation = cluster->generation()->formation();
   lua_newtable(L);
   set_field(L, "number", static_cast<double>(formation.roster.number));
+  set_field(L, "first", static_cast<double>(formation.roster.first));
   set_field(L, "reason", formation.roster.reason);
   set_field(L, "came", formation.joined);
   set_field(L, "least", static_cast<double>(formation.roster.least));

@@ -101,7 +101,8 @@ std::string to_text(const Roster& r) {
                                   {"joined", to_json(r.joined)},
                                   {"gone", to_json(r.gone)},
                                   {"least", r.least},
-                                  {"most", r.most}}));
+                                  {"most", r.most},
+                                  {"first", r.first}}));
 }
 
 std::optional<Roster> parse_roster(const std::string& text) {
@@ -117,7 +118,8 @@ std::optional<Roster> parse_roster(const std::string& text) {
   r.gone = fields.texts("gone");
   r.least = static_cast<int>(fields.number("least"));
   r.most = static_cast<int>(fields.number("most"));
-  const bool valid = r.number > 0 && r.least > 0 && r.most >= r.least &&
+  if (const int64_t* const first = as_integer(find_member(*json, "first"))) r.first = *first;
+  const bool valid = r.number > 0 && r.first > 0 && r.first <= r.number && r.least > 0 && r.most >= r.least &&
                      std::set(r.members.begin(), r.members.end()).size() == r.members.size();
   return fields.complete() && valid ? std::optional(r) : std::nullopt;
 }
@@ -296,7 +298,7 @@ void RosterMachine::decide(Time now) {
   }
   if (outdated_) propose_at(restore_at_, *roster_, *outdated_, now);
   if (!run_ended_.empty() && roster_) {
-    Roster none{next_number(), {}, run_ended_, {}, {}, {}, least(), most()};
+    Roster none{next_number(), {}, run_ended_, {}, {}, {}, least(), most(), roster_->first};
     propose_at(restore_at_, std::move(none), revision_, now);  // a pause behind one that was lost
   } else if (!roster_) {
     decide_first(now);
@@ -335,6 +337,7 @@ void RosterMachine::decide_first(Time now) {
   if (!all && (now < late || static_cast<int>(came.size()) < least()))
     return wait_for_members(came.size(), began_, now);
   Roster roster{next_number(), {}, "the run begins", {}, {}, {}, least(), most()};
+  if (!store_forgot_) roster.first = roster.number;  // else it may go on
   for (const Known* known : came)
     if (static_cast<int>(roster.members.size()) < most()) roster.members.push_back(known->record.id);
   if (dead_.empty()) {  // the first look: from here others wait for this one
@@ -515,7 +518,8 @@ int64_t RosterMachine::next_number() const {
 }
 
 Roster RosterMachine::next_roster(const std::vector<std::string>& left) const {
-  Roster next{next_number(), left, change_.value_or(why_), {}, {}, roster_->gone, least(), most()};
+  Roster next{next_number(), left,   change_.value_or(why_), {}, {}, roster_->gone,
+              least(),       most(), roster_->first};
   for (const std::string& id : waiting())
     if (static_cast<int>(next.members.size()) < most()) {
       next.members.push_back(id);

@@ -47,6 +47,7 @@ struct Roster {
   // Members in any roster of the run, as given to the member that made the first one. A roster has fewer than
   // `least` where no others came in time after a loss: its members save what they have, and end the run.
   int least = 1, most = 1;
+  int64_t first = 1;  // number of the first generation of the run; an ended run of its name had those before
   bool operator==(const Roster&) const = default;
 };
 

@@ -213,6 +213,12 @@ TEST_CASE("members form generations, leave, join and end the run over every stor
     Process e = script.begin(0), f = script.begin(1), g = script.begin(2);
     script.open({&e, &f, &g});
     check_generation({&e, &f, &g}, 5);
+    CHECK(e.member->roster()->first == 5);
+    g.member->leave();
+    g.generation->close("it leaves");
+    script.open({&e, &f});
+    check_generation({&e, &f}, 6);
+    CHECK(f.member->roster()->first == 5);
   }
 }
 
