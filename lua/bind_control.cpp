@@ -30,7 +30,8 @@ int new_control(lua_State* L) {
                                       secret_of(L, 1)));
 }
 void control_post(ControlHandle& control, std::string status) { control->post(std::move(status)); }
-// control, seconds that it is waited for -> what another first rank has left, or nil
+// control, seconds that it is waited for -> what another first rank has left, "" without it; nil: not read
+// yet
 std::optional<std::string> control_earlier(ControlHandle& control, std::optional<double> seconds) {
   const double wait = std::min(std::max(seconds.value_or(0), 0.0), 10.0);
   return control->earlier(std::chrono::milliseconds(static_cast<int64_t>(wait * 1000)));

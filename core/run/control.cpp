@@ -85,6 +85,7 @@ void RunControl::work() {
         {
           const std::lock_guard lock(mutex_);
           if (entry) earlier_ = unsealed(secret_, status_key_, entry->value);
+          if (!earlier_) earlier_ = "";
           has_read_ = true;
         }
         changed_.notify_all();

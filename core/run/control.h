@@ -36,8 +36,8 @@ class RunControl {
 
   // Is written soon, unless another one comes before.
   void post(std::string status);
-  // The status that another first rank had left; nothing: none, or it is not read yet. `timeout`: that it is
-  // waited for.
+  // The status that another first rank had left, empty without one; nothing: it is not read yet. `timeout`:
+  // that it is waited for.
   std::optional<std::string> earlier(std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) const;
   // The command that waits, until done(). `timeout`: that it is waited for.
   bool has_command() const { return has_command_.load(std::memory_order_acquire); }

@@ -491,8 +491,53 @@ class Runs(Case):
             f'print(os.execute "{HETRUN} run.lua --quiet --kept=kept --allow-write=metrics.jsonl --save=model --allow-write=model")',
             'pcall(run.save, run)', 'for _ = 1, 2 do print(tostring(select(2, pcall(run.start, run)))) end', words=('--trust',))
         self.assertTrue((self.folder / 'model/model.safetensors').exists(), f'{out}\n{err}')
-        refusals = re.findall(r'kept holds snapshots up to step \d+, written since this run was prepared after step 3', out + err)
+        refusals = re.findall(r'kept holds snapshots up to step \d+, which another run has written since this one was last there', out + err)
         self.assertEqual(len(refusals), 2, out + err)
+        self.assertRegex(out + err, 'run:save: model holds a model of 12 steps that this run has not written')
+
+    def started_at_prompt(self, *lines):
+        model = 'nn.gpt { vocab = corpus.vocab, context = 16, width = 16, layers = 2, heads = 2, dropout = 0.1 }'
+        out, err = self.prompt(
+            'corpus = data.text { path = "text.txt", holdout = 0.1 }',
+            f'run = het.train {{ model = {model}, data = corpus, batch = 4, steps = 12, seed = 5, optimizer = optim.adamw {{ lr = 1e-2 }}, '
+            'save = "model", resume = true, snapshot = { folder = "kept", every = 5 }, evaluate = { every = 0 } }',
+            *lines, words=('--trust',))
+        return out + err
+
+    def test_a_run_that_was_restored_from_an_older_snapshot_starts(self):
+        self.run_it()
+        step = self.kept()[-1]   # of two
+        self.assertLess(step, 12)
+        said = self.started_at_prompt(f'run:restore {{ from = "kept", step = {step} }}', 'run:start()', 'print("step", run.step)')
+        self.assertRegex(said, r'step\s+12')
+
+    def test_what_another_run_has_saved_is_not_replaced(self):
+        words = '--quiet --kept=kept --allow-write=metrics.jsonl --save=model --allow-write=model'
+        self.run_it('--steps=6', '--save=model', '--allow-write=model')
+        other = f'os.execute "{HETRUN} run.lua {words} --resume --steps=%d"'
+        for before, step in (('run:prepare()', 30), ('run:start()', 60)):   # a resumed run that has no claim yet, and one that has none any more
+            with self.subTest(before=before):
+                said = self.started_at_prompt(before, other % step, 'print(select(2, pcall(run.start, run)))',
+                                              'print(select(2, pcall(run.save, run)))')
+                self.assertRegex(said, r'kept holds snapshots up to step \d+, which another run has written')
+                self.assertIn(f'run:save: model holds a model of {step} steps that this run has not written', said)
+
+    def test_a_save_needs_no_claim_on_snapshots(self):
+        self.run_it('--steps=6')
+        other = subprocess.Popen([HETRUN, 'run.lua', '--kept=kept', '--allow-write=metrics.jsonl', '--resume', '--steps=100000000'],
+                                 cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            while not (self.folder / 'kept/run.lock').exists():
+                self.assertIsNone(other.poll())
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            said = self.started_at_prompt('run:save()', 'print(select(2, pcall(run.snapshot, run)))')
+        finally:
+            other.kill()
+            other.wait()
+        self.assertIn(f"'kept' is in use: process {other.pid} on ", said)
+        self.assertTrue((self.folder / 'model/model.safetensors').exists(), said)
 
     def test_a_store_gets_a_copy_and_gives_it_back(self):
         self.run_it('--store=far', '--allow-write=far')

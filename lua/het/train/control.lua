@@ -39,17 +39,19 @@ local function open(run)
 end
 
 -- The status that the first rank before this one has left of the same run; nil: none.
-local function left_by_other(run, seconds)
-  local left = run.control:earlier(seconds)
+local function left_by_other(run)
+  local left = run.control:earlier()
   local ok, earlier = pcall(native.json_decode, left or "")
   return ok and earlier.state ~= "ended" and together.goes_on(run) and earlier or nil
 end
 
---- What the ranks of the generations before have left of the run where none of them is there any more: what `account`
--- of status_of says; nil where nothing is known. Called by the first rank.
+--- The account in the status that the last first rank left; nil: none. Called by the first rank in
+-- together.by_first_in_time.
 function control.account_left(run)
   open(run)
-  return (left_by_other(run, seconds_for_store) or {}).account
+  local began = native.clock()
+  while not run.control:earlier(0.2) and native.clock() - began < seconds_for_store do together.wait(run) end
+  return (left_by_other(run) or {}).account
 end
 
 -- A first rank that takes over goes on with what the one before it left.
@@ -138,7 +140,7 @@ function control.follow(run)
   run.started_at = started < math.huge and started or since
   local roster = run.cluster:roster()
   if roster and roster.number ~= run.generation_seen then
-    local began = roster.number == 1 and "the run began with "
+    local began = not together.goes_on(run) and "the run began with "
       or ("generation %d: %s; "):format(roster.number, run.change_reason)
     note(run, began .. text.plural(#run.roll, "rank"))
   elseif not roster and not run.generation_seen then

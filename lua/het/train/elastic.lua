@@ -172,7 +172,7 @@ end
 -- nothing, or it is of another run. All ranks call it.
 local function account_left(self, all)
   if not together.goes_on(self) then return nil end
-  local words = together.by_first(self, function()
+  local words = together.by_first_in_time(self, function()
     local left = require("het.train.control").account_left(self)
     return left and native.json_encode(left) or ""
   end)
@@ -259,7 +259,6 @@ local function begin_session(self)
   self.planned_at = native.clock()
   self.session = session.new(self, self.session)
   if left then count_loss_of_all(self, left, members) end
-  self.ledger.begun_again = self.ledger.begun_again or not known and not left and together.goes_on(self)
   self.left_behind = false
   self.follow_again = known ~= nil and followed < self.step
   if self.follow_again then share_last_step(self) end
@@ -271,7 +270,7 @@ local function begin_session(self)
 end
 
 -- The next generation that this process is in. Where the others have ended the run, that is no mistake: the process
--- exits with 0. What `hetrun status` shows is theirs. Where they had to give it up, this one does not begin it anew.
+-- exits with 0. What `hetrun status` shows is theirs. Where they had to give it up, this one does not begin it again.
 local function open(self)
   local cluster, why = self.member:open()
   if cluster then return cluster end
@@ -566,7 +565,7 @@ function elastic.account(self, reporter, results)
     paid = all.paid, money_lost = all.paid and all.money_lost or nil } do
     results[name] = number
   end
-  results.counted_from = all.begun_again and all.begun > 0 and all.begun or nil
+  results.counted_from = all.begun > 0 and all.begun or nil   -- nothing is known of the steps before
   reporter:account(results)
 end
 

@@ -1,8 +1,8 @@
 --- Which samples the steps of a run have counted, and what has happened to its ranks. Plain data, which ranks that
--- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, begun_again =,
--- at_least = }, and what het.train.money counts. `at`: when it began, in seconds since 1970; `begun`: the step that it
+-- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, at_least = },
+-- and what het.train.money counts. `at`: when it began, in seconds since 1970; `begun`: the step that it
 -- began after; `start`: the first sample of the next step. `at_least`: all ranks were lost, maybe in a later step than
--- they had said; `begun_again`: that, and nothing of the time before is known. It is kept with snapshots and saves, and
+-- they had said. It is kept with snapshots and saves, and
 -- in the run's status (het.train.control). A span is { step =, steps =, first =, batch = }: so many steps from `step`
 -- on, each of `batch` samples, the first of these `first`. A step that is trained again after the ranks went back
 -- replaces what was counted from there on, as it does in the state.

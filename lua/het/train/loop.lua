@@ -430,7 +430,7 @@ function loop.start(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     local kept = done == 0 and keep_failed(self, reporter, problem)
-    snapshots.release(self, self.member ~= nil)
+    snapshots.release(self, together.others_go_on(self, problem))
     local why_failed, kind = errors.describe(problem)
     local lost = tonumber(why_failed:match "rank (%d+)")
     local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left

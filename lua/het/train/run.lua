@@ -178,6 +178,7 @@ local function build(self)
     self.state:set_nonce(nonce)
     self.number = nonce
     if self.training or self.overwrite then snapshots.claim(self) end   -- else when it trains, or writes
+    snapshots.note_places(self)
     begin_state()
     finish_planning()
     self.session = session.new(self)
@@ -196,8 +197,7 @@ function Run:prepare()
   local ok, problem = pcall(build, self)
   self.preparing, self.prepared = false, ok
   if not ok then
-    local kind = select(2, errors.describe(problem))
-    snapshots.release(self, self.member ~= nil and kind ~= "usage" and kind ~= "environment")
+    snapshots.release(self, together.others_go_on(self, problem))
     error(problem, 0)
   end
 end
@@ -282,7 +282,11 @@ function Run:save(folder, options)
       writer.save_merged(folder, a.model, state, a.data:vocabulary(), a.save_precision)
     end
   end
-  if a.save and native.resolve(folder) == native.resolve(a.save) then return snapshots.while_claimed(self, save) end
+  for _, field in ipairs { "save", "keep_best" } do
+    if a[field] and native.resolve(folder) == native.resolve(a[field]) then
+      return snapshots.while_claimed(self, field, save)
+    end
+  end
   save()
 end
 
@@ -290,7 +294,7 @@ end
 -- @treturn table { step =, place = (the folder), memory = (whether there is one in memory) }
 function Run:snapshot()
   self:prepare()
-  return snapshots.while_claimed(self, snapshots.now, self)
+  return snapshots.while_claimed(self, "snapshots", snapshots.now, self)
 end
 
 --- Replace weights, or all of the training state, by those of a snapshot or a saved model. All ranks call it at the

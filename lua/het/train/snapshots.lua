@@ -55,29 +55,31 @@ end
 -- One is whole on all ranks.
 local function note(run, tier, task) run.snapshot_taken[tier] = { step = task:step(), at = os.time() } end
 
--- The folders that this rank writes in, or may when others are lost.
-local function claim_folders(run)
-  if run.snapshots then run.snapshots:claim(run.number) end
+-- The folders that this rank writes in, or may when others are lost. `what`: "save", "keep_best" or "snapshots" alone.
+local function claim_folders(run, what)
+  if run.snapshots and (not what or what == "snapshots") then run.snapshots:claim(run.number) end
   run.claims = run.claims or {}
   for _, field in ipairs { "save", "keep_best" } do
     local folder = run.arguments[field]
     local writes = folder and (run.cluster == nil or run.cluster:rank() == 0 or native.path_kind(folder) == "folder")
-    if writes and not run.claims[field] then run.claims[field] = native.claim_folder(folder, field, run.number) end
+    if writes and (not what or what == field) and not run.claims[field] then
+      run.claims[field] = native.claim_folder(folder, field, run.number)
+    end
   end
 end
 
 -- The bucket that the run sends snapshots to is claimed by its first rank, which looks for a while whether another run
--- that was there still lives. `waits`: until that is known.
-local function claim_store(run, waits)
+-- that was there still lives, and waits until that is known. `takes_over`: the claim is the run's, of a rank before.
+local function claim_store(run, takes_over)
   local store = (run.arguments.snapshot or {}).store
   if not store or run.claims.store or run.cluster and run.cluster:rank() > 0 then return "" end
-  local claim = native.claim_store(store, run.number)
+  local claim = native.claim_store(store, run.number, takes_over)
   if not claim then return "" end   -- a folder, which is claimed as such
   run.claims.store = claim
   local began, said = native.clock(), false
-  local state = waits and claim:wait(0.2)
+  local state = claim:wait(0.2)
   while state == "looking" do
-    if not said and native.clock() - began > 3 then
+    if not said and native.clock() - began > 3 and claim:sentence() ~= "" then
       warn("%s", claim:sentence())
       said = true
     end
@@ -86,7 +88,7 @@ local function claim_store(run, waits)
   end
   if state == "refused" then errors.usage("%s", claim:sentence()) end
   if state == "failed" then
-    warn("%s: no other run is kept out of %s", claim:sentence(), store)
+    warn("%s: until the store answers, no other run is kept out of %s", claim:sentence(), store)
   end
   return ""
 end
@@ -103,59 +105,100 @@ local function say_foreign(run)
 end
 
 --- Keep other runs out of where the run saves while it trains. All ranks call it.
--- @bool[opt] alone an error is this rank's alone: the run goes on without those that it loses
-function snapshots.claim(run, alone)
+-- @bool[opt] alone the run goes on after a change of its ranks, and has the claims; an error is this rank's alone
+-- @string[opt] what "save", "keep_best" or "snapshots": that alone
+function snapshots.claim(run, alone, what)
   if alone then
     claim_folders(run)
-    claim_store(run, false)
+    claim_store(run, true)
     return
   end
   local ok, problem = pcall(function()
-    together.call(run, claim_folders, run)
-    together.by_first_in_time(run, function() return claim_store(run, true) end)
+    together.call(run, claim_folders, run, what)
+    if not what or what == "snapshots" then
+      together.by_first_in_time(run, function() return claim_store(run, false) end)
+    end
   end)
   if ok then return end
   snapshots.release(run, select(2, errors.describe(problem)) == "peer")
   error(problem, 0)
 end
 
+-- What a save in a folder holds, in a text that differs after another run has saved there.
+local function description_of(folder)
+  local ok, held = pcall(files.held, folder)
+  return ok and held and ("%s %s %s"):format(held.file, tostring(held.training), tostring(held.steps)) or ""
+end
+
+-- Remember what is in the folder of a field while no other run writes there.
+local function note_save(run, field)
+  run.seen_saves = run.seen_saves or {}
+  run.seen_saves[field] = run.arguments[field] and description_of(run.arguments[field])
+end
+
+--- Remember what is where the run saves, before it reads that without a claim.
+function snapshots.note_places(run)
+  for _, field in ipairs { "save", "keep_best" } do note_save(run, field) end
+  run.seen_step = math.max((snapshots.newest_in_folder(run) or { step = 0 }).step, run.newest_begun or 0)
+end
+
 --- The run has stopped training, so that another one may train there.
--- @bool[opt] goes_on other ranks may go on with it: they have the claim on its bucket
+-- @bool[opt] goes_on other ranks may go on with it: they take over the claim on its bucket
 function snapshots.release(run, goes_on)
   local disk = (run.snapshotting or {}).disk
   if disk then pcall(disk.wait, disk) end
   for _, task in ipairs(run.left_to_end or {}) do pcall(task.wait, task) end
   if run.snapshots then run.snapshots:release() end
   local claims = run.claims or {}
-  if claims.store and not goes_on then claims.store:leave() end
+  if claims.store and goes_on then claims.store:stop() elseif claims.store then claims.store:leave() end
   claims.store = nil
-  for _, claim in pairs(claims) do claim:release() end
+  for field, claim in pairs(claims) do
+    note_save(run, field)
+    claim:release()
+  end
   run.claims = nil
 end
 
--- Of a run that was prepared a while ago: another one may have been in its folder since.
-local function require_unchanged(run)
-  local newest = not next(run.snapshot_taken or {}) and not run.overwrite and snapshots.newest_in_folder(run)
-  if newest and newest.step > run.step then
-    errors.usage("%s holds snapshots up to step %d, written since this run was prepared after step %d; het.train with "
-      .. "resume = true goes on with them", run.arguments.snapshot.folder, newest.step, run.step)
+-- The run had no claims for a while. What another run has saved since is not this one's; after its snapshots this run
+-- takes none.
+local function look_for_changes(run, what)
+  for _, field in ipairs { "save", "keep_best" } do
+    local folder, seen = run.arguments[field], (run.seen_saves or {})[field]
+    local now = seen and run.claims[field] and description_of(folder)
+    if now and now ~= seen then run.wrote[native.resolve(folder)] = nil end
   end
+  if what and what ~= "snapshots" or run.overwrite or not run.seen_step then return end
+  local a, seen = run.arguments.snapshot or {}, math.max(run.seen_step, run.newest_begun or 0)
+  local function check(place, newest)
+    if newest and newest > seen then
+      errors.usage("%s holds snapshots up to step %d, which another run has written since this one was last there; "
+        .. "het.train with resume = true goes on with them", place, newest)
+    end
+  end
+  check(a.folder, (snapshots.newest_in_folder(run) or {}).step)
+  if not a.store or run.cluster and run.cluster:rank() > 0 then return end
+  local answers, sent = pcall(native.store_newest, a.store)
+  check(a.store, answers and sent or nil)
 end
 
---- A run that was only looked at, or has stopped, trains now.
-function snapshots.claim_to_train(run)
-  if run.claims then return end
-  snapshots.claim(run)
-  local ok, problem = pcall(together.call, run, require_unchanged, run)
+local function claim_again(run, what)
+  snapshots.claim(run, false, what)
+  local ok, problem = pcall(together.call, run, look_for_changes, run, what)
   if ok then return end
   snapshots.release(run)
   error(problem, 0)
 end
 
+--- A run that was only looked at, or has stopped, trains now.
+function snapshots.claim_to_train(run)
+  if not run.claims then claim_again(run) end
+end
+
 --- Call fn(...), which writes in the run's folders, also where the run does not train. All ranks call it.
-function snapshots.while_claimed(run, fn, ...)
+-- @string what "save", "keep_best" or "snapshots": what fn writes
+function snapshots.while_claimed(run, what, fn, ...)
   if run.claims then return fn(...) end
-  snapshots.claim(run)
+  claim_again(run, what)
   local ok, result = pcall(fn, ...)
   snapshots.release(run)
   if not ok then error(result, 0) end
@@ -198,7 +241,10 @@ function snapshots.begin_state(run)
   require_same_model(run)
   run.restores = run.snapshots ~= nil and (run.resume or together.goes_on(run))
   -- After the loss of all ranks what this machine has is at least as new.
-  if run.resume and not os.getenv "HETRUN_STARTED_AGAIN" then together.by_first(run, newest_in_store, run) end
+  if run.resume and not os.getenv "HETRUN_STARTED_AGAIN" then
+    local sent = together.by_first(run, newest_in_store, run)
+    run.seen_step = run.seen_step and math.max(run.seen_step, sent or 0)
+  end
   if not run.snapshots or run.restores then return end
   run.snapshots:clear_memory()
   local folder = (run.arguments.snapshot or {}).folder
@@ -381,6 +427,7 @@ local function take(run, in_memory, on_disk)
   local under_way = run.snapshotting
   local began = native.clock()
   local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
+  if on_disk then run.newest_begun = math.max(run.newest_begun or 0, run.step) end
   run.snapshot_seconds = run.snapshot_seconds + native.clock() - began
   if ok then
     under_way.memory, under_way.disk = memory or under_way.memory, disk or under_way.disk
@@ -606,9 +653,8 @@ function snapshots.expect_none(run)
   if not run.resume or run.has_state or run.step > 0 then return end
   local newest = snapshots.newest_in_folder(run)
   if not newest then return end
-  errors.usage("%s holds snapshots up to step %d, and none of them can be read; put a good copy in their place, remove "
-    .. "them with --overwrite instead of --resume, or choose another `snapshot.folder`",
-    run.arguments.snapshot.folder, newest.step)
+  errors.usage("%s holds snapshots up to step %d, and none of them can be read; --overwrite instead of --resume "
+    .. "removes them", run.arguments.snapshot.folder, newest.step)
 end
 
 --- No place has all of the state that the run is to go on with: an error where the newest snapshot is complete, but of
@@ -648,9 +694,25 @@ function snapshots.say_not_whole(run, why)
   end
 end
 
---- The run has ended well: what memory holds of it is not needed any more.
+-- Wait until all ranks have sent what they write to the store, which the first rank's claim keeps for them. Where a
+-- rank is lost meanwhile, the others end the run without it. All ranks call it.
+local function wait_for_all(run)
+  local tasks = { unpack(run.left_to_end or {}) }
+  tasks[#tasks + 1] = run.snapshotting.disk
+  pcall(together.in_time, run, function()
+    for _, task in ipairs(tasks) do
+      while not task:done() do
+        native.sleep(0.02)
+        together.wait(run)
+      end
+    end
+  end)
+end
+
+--- The run has ended well: what memory holds of it is not needed any more. All ranks call it.
 function snapshots.leave(run)
   if not run.snapshots then return snapshots.release(run) end
+  if run.cluster and (run.arguments.snapshot or {}).store then wait_for_all(run) end
   local disk = run.snapshotting.disk
   local why = disk and failure_of(disk)
   local unsent = disk and not why and unsent_of(disk)

@@ -20,7 +20,12 @@ function together.is_first_of_machine() return (os.getenv "LOCAL_RANK" or "0") =
 --- Whether this is a generation of a run that goes on after a change of its ranks, and not its first one.
 function together.goes_on(run)
   local roster = run.member and run.cluster:roster()
-  return roster and roster.number > 1 or false
+  return roster and roster.number > roster.first or false
+end
+
+--- Whether other ranks may go on with a run that fails here: not where all ranks have the error.
+function together.others_go_on(run, problem)
+  return run.member ~= nil and not run.unrecoverable and run.agreed ~= problem
 end
 
 -- The error that all ranks raise, or nil: that of the first rank that has one, named unless all say the same.
@@ -38,6 +43,7 @@ end
 -- Raise an error that all ranks have agreed to raise. A rank that ends looks lost to others that still wait for its
 -- word, so no rank goes on before all have agreed.
 local function raise_on_all(run, problem)
+  run.agreed = problem
   pcall(run.cluster.all_gather, run.cluster, "")   -- where it fails, another rank has agreed and ended
   error(problem, 0)
 end
