@@ -159,23 +159,29 @@ ShardingCosts::ShardingCosts(const PlacementTable& table, const DeviceGroup& gro
   }
 }
 
+namespace {
+
+bool any_of(const std::vector<bool>& flags, const std::vector<ValueId>& ids) {
+  return std::any_of(ids.begin(), ids.end(),
+                     [&](ValueId id) { return id != kAbsent && flags[static_cast<size_t>(id)]; });
+}
+
+void mark(std::vector<bool>& flags, const std::vector<ValueId>& ids) {
+  for (const ValueId id : ids)
+    if (id != kAbsent) flags[static_cast<size_t>(id)] = true;
+}
+
+}  // namespace
+
 // Nodes of the layers and what is made from state for them; what else reads of these, as losses do; updates
 // of their parameters; and the values that all these make or read.
 void ShardingCosts::find_counted(const StageLayers& layers) {
   std::vector<bool> made(graph_.values.size(), false), read(graph_.values.size(), false);
+  std::vector<bool> taken(graph_.values.size(), false);  // of other stages, for each micro-batch
   counted_nodes_.assign(graph_.nodes.size(), false);
   counted_values_.assign(graph_.values.size(), false);
   received_bytes_.assign(graph_.nodes.size(), 0);
   receives_ = layers.receives;
-  const auto any_of = [](const std::vector<bool>& flags, const std::vector<ValueId>& ids) {
-    return std::any_of(ids.begin(), ids.end(),
-                       [&](ValueId id) { return id != kAbsent && flags[static_cast<size_t>(id)]; });
-  };
-  const auto mark = [](std::vector<bool>& flags, const std::vector<ValueId>& ids) {
-    for (const ValueId id : ids)
-      if (id != kAbsent) flags[static_cast<size_t>(id)] = true;
-  };
-  std::vector<bool> taken(graph_.values.size(), false);  // of other stages, for each micro-batch
   const auto is_of_state = [&](const Node& node) {
     return node.phase != Phase::update && any_of(of_state_, node.outputs);
   };
@@ -186,8 +192,8 @@ void ShardingCosts::find_counted(const StageLayers& layers) {
     if (!counted_nodes_[n]) continue;
     mark(made, node.outputs);
     mark(read, node.inputs);
-    if (!node.op->adds_operands)
-      mark(taken, node.inputs);  // stages sum their parts of a gradient once a step
+    // Stages sum their parts of a gradient once a step.
+    if (!node.op->adds_operands) mark(taken, node.inputs);
   }
   for (size_t n = graph_.nodes.size(); n-- > 0;) {  // what is made from state, wherever it is read
     const Node& node = graph_.nodes[n];
@@ -198,22 +204,8 @@ void ShardingCosts::find_counted(const StageLayers& layers) {
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
     if (node.phase != Phase::update) continue;
-    if (node.op->any_placement) {  // each stage has its part of it
-      counted_nodes_[n] = true;
-      continue;
-    }
-    bool is_of_others = false, is_own = any_of(made, node.inputs);
-    for (const ValueId id : node.inputs) {
-      if (id == kAbsent) continue;
-      const Value& value = graph_.values[static_cast<size_t>(id)];
-      const bool is_parameter = value.role == Role::parameter, is_read = read[static_cast<size_t>(id)];
-      is_own = is_own || (is_parameter && is_read);
-      is_of_others = is_of_others || (is_parameter && !is_read) ||
-                     (value.producer >= 0 && !counted_nodes_[static_cast<size_t>(value.producer)] &&
-                      !graph_.nodes[static_cast<size_t>(value.producer)].op->any_placement);
-    }
-    counted_nodes_[n] = is_own || !is_of_others;
-    if (counted_nodes_[n]) mark(made, node.outputs);
+    counted_nodes_[n] = node.op->any_placement || counts_update(node, made, read);
+    if (counted_nodes_[n] && !node.op->any_placement) mark(made, node.outputs);
   }
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
     const Node& node = graph_.nodes[n];
@@ -226,6 +218,25 @@ void ShardingCosts::find_counted(const StageLayers& layers) {
       if (id != kAbsent && taken[static_cast<size_t>(id)] && !of_state_[static_cast<size_t>(id)])
         received_bytes_[n] += static_cast<double>(graph_.type(id).bytes());
   }
+}
+
+// Of a parameter that counted nodes read, or from what they make; or of nothing that other stages have.
+bool ShardingCosts::counts_update(const Node& node, const std::vector<bool>& made,
+                                  const std::vector<bool>& read) const {
+  if (any_of(made, node.inputs)) return true;
+  bool is_of_others = false;
+  for (const ValueId id : node.inputs) {
+    if (id == kAbsent) continue;
+    const Value& value = graph_.values[static_cast<size_t>(id)];
+    if (value.role == Role::parameter) {
+      if (read[static_cast<size_t>(id)]) return true;
+      is_of_others = true;
+    } else if (value.producer >= 0) {
+      const auto producer = static_cast<size_t>(value.producer);
+      is_of_others = is_of_others || !counted_nodes_[producer];
+    }
+  }
+  return !is_of_others;
 }
 
 // Of the updates of parameters: the first value behind them that the backward pass makes in the parameter's

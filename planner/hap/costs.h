@@ -134,6 +134,7 @@ class ShardingCosts {
   double outer_seconds(const Node& node, bool is_cut) const;
   double least_seconds(NodeId node, const NodeSharding& way, const Work& work) const;
   void find_counted(const StageLayers& layers);
+  bool counts_update(const Node& node, const std::vector<bool>& made, const std::vector<bool>& read) const;
   void find_copied();
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares);
   double decomposed_seconds(NodeId node, const NodeSharding& way, const Shares& shares, int part,

@@ -328,8 +328,8 @@ class Stages {
     stage.layers = layers.count;
     for (const int d : devices) stage.devices.push_back(group_.devices()[static_cast<size_t>(d)].name);
     if (devices.size() == 1) return stage;
-    // Devices that are alike, with links that are alike, share alike; of which types and on which machines,
-    // by the number of the first of them.
+    // Equal devices with equal links have equal programs. Types and machines count by the first device of
+    // them.
     std::vector<double> key{static_cast<double>(sized.microbatch), static_cast<double>(layers.first),
                             static_cast<double>(layers.count), layers.receives.bytes_per_second,
                             layers.receives.latency_seconds};

@@ -50,11 +50,10 @@ StagesAnswer plan_stages(const StagesRequest& request);
 // What one device computes of a layer relative to others, by layer: FLOPs of its nodes of both passes, or of
 // one.
 std::vector<double> layer_flops(const Graph& graph, std::optional<Phase> only = {});
-// Seconds that a step takes at least, however stages share their layers and whatever the links: each stage
+// Seconds that a step takes at least, however stages share their layers and whatever the links. Each stage
 // computes its micro-batches with all of its devices (`rates`: FLOPs per second), and the norm of all
-// gradients is known before the next step begins. So each also waits for the stages before it: for the first
-// forward pass of each, and after its last backward pass for theirs, of which half is counted: what they pass
-// on, without the gradients of their parameters.
+// gradients is known before the next step begins. So each stage also waits for those before it: for the first
+// forward pass of each, and after its own last backward pass for half of theirs, the gradients they pass on.
 double arithmetic_seconds(const Graph& graph, const std::vector<int>& layers,
                           const std::vector<double>& rates, int microbatches);
 // Layers [0, n) in one range a stage, so that the stage that takes longest takes least: a range's FLOPs over

@@ -86,14 +86,19 @@ class Masked(unittest.TestCase):
                                       for row in inputs.tolist()]).bool()
                 self.assertFalse((swapped & drawn).any().item())
 
-    def test_a_bert_learns_on_as_in_pytorch(self):
-        tokenizer = self.tokenizer('BERT', BERT)
+    def small_bert(self, tokenizer):
+        """A BERT to train, also saved in the folder of the model."""
         torch.manual_seed(1)
         model = transformers.BertForMaskedLM(transformers.BertConfig(
             vocab_size=len(tokenizer), max_position_embeddings=32, hidden_size=48, intermediate_size=96, num_hidden_layers=2,
             num_attention_heads=3, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation='eager',
             pad_token_id=None))
         model.save_pretrained(self.folder / 'model')
+        return model
+
+    def test_a_bert_learns_on_as_in_pytorch(self):
+        tokenizer = self.tokenizer('BERT', BERT)
+        model = self.small_bert(tokenizer)
         batches = self.batches()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0)
         wanted = []
@@ -118,12 +123,7 @@ class Masked(unittest.TestCase):
 
     def test_padded_samples_train_as_with_an_attention_mask(self):
         tokenizer = self.tokenizer('BERT', BERT)
-        torch.manual_seed(1)
-        model = transformers.BertForMaskedLM(transformers.BertConfig(
-            vocab_size=len(tokenizer), max_position_embeddings=32, hidden_size=48, intermediate_size=96, num_hidden_layers=2,
-            num_attention_heads=3, hidden_dropout_prob=0, attention_probs_dropout_prob=0, attn_implementation='eager',
-            pad_token_id=None))
-        model.save_pretrained(self.folder / 'model')
+        model = self.small_bert(tokenizer)
         pad, lengths = tokenizer.pad_token_id, torch.randint(3, 33, (64,))
         seen = torch.arange(32)[None, :] < lengths[:, None]
         labels = torch.randint(5, len(tokenizer), (64, 32))
