@@ -9,6 +9,7 @@ local files = require "het.model.folder"
 local ledger = require "het.train.ledger"
 local money = require "het.train.money"
 local pace = require "het.train.pace"
+local places = require "het.train.places"
 local policy = require "het.policy"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
@@ -154,7 +155,7 @@ local function resume_own(self)
   local a = self.arguments
   local started_again = os.getenv "HETRUN_STARTED_AGAIN" and together.goes_on(self) and not self.overwrite
   local held = started_again and a.save and files.held(a.save)
-  local taken = started_again and snapshots.newest_in_folder(self)
+  local taken = started_again and places.newest_in_folder(self)
   local answers = self.cluster:all_gather((self.resume or held and held.training or taken) and "resume" or "")
   for _, answer in ipairs(answers) do self.resume = self.resume or answer ~= "" end
 end

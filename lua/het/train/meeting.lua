@@ -6,10 +6,10 @@ local elastic = require "het.train.elastic"
 local errors = require "het.errors"
 local fault = require "het.train.fault"
 local files = require "het.model.folder"
+local places = require "het.train.places"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local saving = require "het.train.saving"
-local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 local together = require "het.train.together"
 
@@ -145,7 +145,7 @@ function meeting.check_places(self)
       errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it",
         store)
     end
-    local problem = snapshots.problem(self)
+    local problem = places.problem(self)
     if problem then errors.usage("%s", problem) end
   end
   local folder = settings.trace and settings.trace:match("^(.*)/[^/]*$")

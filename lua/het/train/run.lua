@@ -15,6 +15,7 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local loop = require "het.train.loop"
 local meeting = require "het.train.meeting"
+local places = require "het.train.places"
 local plan = require "het.plan"
 local ranks = require "het.plan.ranks"
 local record = require "het.train.record"
@@ -53,7 +54,7 @@ local function training_in(self, folder)
   local damaged = not ok
   if self.cluster then damaged = self.cluster:any(damaged) end
   if not damaged then return training end
-  local newest = self.snapshots and snapshots.newest_in_folder(self)
+  local newest = self.snapshots and places.newest_in_folder(self)
   together.call(self, function()
     if newest then return end
     if not ok then error(training, 0) end

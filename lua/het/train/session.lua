@@ -12,6 +12,7 @@ local graphs = require "het.train.graphs"
 local ledger = require "het.train.ledger"
 local packing = require "het.train.packing"
 local peak = require "het.profile.peak"
+local places = require "het.train.places"
 local ranks = require "het.plan.ranks"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
@@ -120,10 +121,10 @@ local function take_state(self, graph, program, before)
       return snapshots.say_not_whole(run, lost)
     end
     run.unrecoverable = true
-    if not run.has_state then together.call(run, snapshots.require_states, run, graph) end
+    if not run.has_state then together.call(run, places.require_states, run, graph) end
     together.give_up(run, lost)
   end
-  if not restored then return together.call(run, snapshots.expect_none, run) end
+  if not restored then return together.call(run, places.expect_none, run) end
   if not run.has_state and restored.step < run.step then   -- the last save has had more steps
     run.state:clear()
     run.state:set_step(run.step)

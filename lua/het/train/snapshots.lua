@@ -13,11 +13,10 @@
 -- of those on disk, nil where the recipe says how often; `memory_next`, `disk_next`: the steps after which the next is
 -- taken; `disk_due`: whether one that the recipe asks for has not begun.
 local native = require "het.native"
-local average = require "het.train.average"
 local errors = require "het.errors"
 local files = require "het.model.folder"
-local loader = require "het.model.load"
 local pace = require "het.train.pace"
+local places = require "het.train.places"
 local record = require "het.train.record"
 local text = require "het.text"
 local together = require "het.train.together"
@@ -139,7 +138,7 @@ end
 --- Remember what is where the run saves, before it reads that without a claim.
 function snapshots.note_places(run)
   for _, field in ipairs { "save", "keep_best" } do note_save(run, field) end
-  run.seen_step = math.max((snapshots.newest_in_folder(run) or { step = 0 }).step, run.newest_begun or 0)
+  run.seen_step = math.max((places.newest_in_folder(run) or { step = 0 }).step, run.newest_begun or 0)
 end
 
 --- The run has stopped training, so that another one may train there.
@@ -175,7 +174,7 @@ local function look_for_changes(run, what)
         .. "het.train with resume = true goes on with them", place, newest)
     end
   end
-  check(a.folder, (snapshots.newest_in_folder(run) or {}).step)
+  check(a.folder, (places.newest_in_folder(run) or {}).step)
   if not a.store or run.cluster and run.cluster:rank() > 0 then return end
   local answers, sent = pcall(native.store_newest, a.store)
   check(a.store, answers and sent or nil)
@@ -212,37 +211,14 @@ function snapshots.renew_claim(run, field)
   if claim then claim:renew() end
 end
 
--- The step of the newest snapshot in the run's store; nil without one. A store that does not answer may have newer ones
--- than there are here, which a run that began without them would replace: an error.
-local function newest_in_store(run)
-  local store = (run.arguments.snapshot or {}).store
-  if not store then return nil end
-  local ok, newest = pcall(native.store_newest, store)
-  if ok then return newest end
-  local why, kind = errors.describe(newest)
-  -- Not the loss of a rank, after which the others would try again.
-  errors.raise(run.member and "environment" or kind, "%s; a run begins or goes on once its store says what it has", why)
-end
-
--- A run that goes on from snapshots on disk has the model that they are of.
-local function require_same_model(run)
-  local folder = (run.arguments.snapshot or {}).folder
-  if not run.resume or not folder or native.path_kind(folder) ~= "folder" then return end
-  local readable, opened = pcall(native.snapshot_open, folder)
-  if not readable then return end   -- what restores says why
-  local about = native.json_decode(opened:summary().about)
-  loader.require_model_of_snapshot(folder, run.arguments.model, type(about) == "table" and about.config,
-    opened:tensors())
-end
-
 --- The run has no state yet. That of a run that goes on, or whose ranks were all lost, may come from snapshots; what an
 -- earlier run has left counts for no other.
 function snapshots.begin_state(run)
-  require_same_model(run)
+  places.require_same_model(run)
   run.restores = run.snapshots ~= nil and (run.resume or together.goes_on(run))
   -- After the loss of all ranks what this machine has is at least as new.
   if run.resume and not os.getenv "HETRUN_STARTED_AGAIN" then
-    local sent = together.by_first(run, newest_in_store, run)
+    local sent = together.by_first(run, places.newest_in_store, run)
     run.seen_step = run.seen_step and math.max(run.seen_step, sent or 0)
   end
   if not run.snapshots or run.restores then return end
@@ -254,19 +230,6 @@ function snapshots.begin_state(run)
   end
   local store = (run.arguments.snapshot or {}).store
   if store and run.overwrite and run.rank == 0 then native.store_clear(store) end
-end
-
---- What a folder of snapshots holds that this run would go on beside: a sentence, or nil.
-function snapshots.problem(run)
-  local folder = (run.arguments.snapshot or {}).folder
-  if not folder or run.resume or run.overwrite then return nil end
-  local sentence = "%s holds snapshots up to step %d; --resume goes on with them, --overwrite removes them, another %s "
-    .. "keeps both"
-  local sent = newest_in_store(run)
-  if sent then return sentence:format(run.arguments.snapshot.store, sent, "place for `snapshot.store`") end
-  if native.path_kind(folder) ~= "folder" then return nil end
-  local newest = native.snapshot_list(folder)[1]
-  return newest and sentence:format(folder, newest.step, "folder for `snapshot.folder`") or nil
 end
 
 --- A session has begun: its plan says who writes what. All ranks call it.
@@ -623,9 +586,9 @@ function snapshots.restored(run, restored)
   kept.step = restored.step
   local about = record.read(kept, ("the snapshot of step %d"):format(restored.step))
   run.snapshots:keep(restored.step, restored.generation, false)
-  local from, places = {}, run.arguments.snapshot or {}
-  local names = { live = "other ranks", disk = places.folder and ("disk (%s)"):format(places.folder),
-    store = places.store and ("store (%s)"):format(places.store) }
+  local from, a = {}, run.arguments.snapshot or {}
+  local names = { live = "other ranks", disk = a.folder and ("disk (%s)"):format(a.folder),
+    store = a.store and ("store (%s)"):format(a.store) }
   for _, tier in ipairs { "live", "memory", "disk", "store" } do
     if restored.bytes[tier] > 0 then
       from[#from + 1] = ("%s from %s"):format(text.bytes(restored.bytes[tier]), names[tier] or tier)
@@ -640,51 +603,6 @@ end
 --- Say which files could not be read.
 function snapshots.say_warnings(run)
   say(run, run.snapshots and run.snapshots:warnings() or {})
-end
-
---- The newest snapshot in the run's folder, by the names of its files: { step =, ... }; nil where there is none.
-function snapshots.newest_in_folder(run)
-  local folder = (run.arguments.snapshot or {}).folder
-  return folder and native.path_kind(folder) == "folder" and native.snapshot_list(folder)[1] or nil
-end
-
---- No snapshot could be read: an error where files of some are there, which a run from the start would replace.
-function snapshots.expect_none(run)
-  if not run.resume or run.has_state or run.step > 0 then return end
-  local newest = snapshots.newest_in_folder(run)
-  if not newest then return end
-  errors.usage("%s holds snapshots up to step %d, and none of them can be read; --overwrite instead of --resume "
-    .. "removes them", run.arguments.snapshot.folder, newest.step)
-end
-
---- No place has all of the state that the run is to go on with: an error where the newest snapshot is complete, but of
--- a model alone, or of a run with another optimizer. Else some machine may have the rest.
--- @param graph the training graph
-function snapshots.require_states(run, graph)
-  local a = run.arguments.snapshot or {}
-  for _, place in ipairs { a.folder, a.store } do
-    local readable, opened = pcall(native.snapshot_open, place)
-    if readable and #opened:missing() == 0 then
-      local there, has_states = {}, false
-      for _, tensor in ipairs(opened:tensors()) do
-        there[tensor.name], has_states = true, has_states or not tensor.trained
-      end
-      for _, name in ipairs(graph:buffers()) do
-        if not there[name] and not has_states then
-          errors.usage("%s holds the weights of a model (step %d) without what optim.%s keeps beside them: no run can "
-            .. "go on from it with --resume. To begin with these weights: `hetrun snapshot export %s MODEL`, and "
-            .. "from = \"MODEL\" in the recipe, with another `snapshot.folder`; or run:restore { from = %q, only = "
-            .. "\"*\" }", place, opened:summary().step, run.arguments.optimizer.name, place, place)
-        elseif not there[name] then
-          errors.usage("the snapshot of step %d in %s has no '%s', which %s keeps: its run had another optimizer, or "
-            .. "trained other parameters; go on with the same, or take its weights alone: run:restore { from = %q, "
-            .. "only = \"*\" }", opened:summary().step, place, name, average.is_moving(name) and "`ema`"
-              or "optim." .. run.arguments.optimizer.name, place)
-        end
-      end
-      return
-    end
-  end
 end
 
 --- The snapshots are not whole, and the run begins without them.
