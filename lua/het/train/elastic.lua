@@ -3,6 +3,7 @@
 local native = require "het.native"
 local ahead = require "het.train.ahead"
 local chaos = require "het.train.chaos"
+local claims = require "het.train.claims"
 local errors = require "het.errors"
 local evaluation = require "het.train.evaluation"
 local files = require "het.model.folder"
@@ -222,7 +223,7 @@ local function begin_session(self)
   local holds, known = false, holders[1] and holders[1].has
   local left = not known and account_left(self, all)
   self.number = self.number or number_of(all, left)
-  snapshots.claim(self, known ~= nil and known ~= false)
+  claims.claim(self, known ~= nil and known ~= false)
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
   local faults, evaluations, ledgers = 0, {}, {}
   for _, holder in ipairs(holders) do

@@ -2,6 +2,7 @@
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local chaos = require "het.train.chaos"
+local claims = require "het.train.claims"
 local control = require "het.train.control"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
@@ -400,7 +401,7 @@ function loop.start(self)
   local started = native.clock()
   local a = self.arguments
   self:prepare()
-  snapshots.claim_to_train(self)
+  claims.claim_to_train(self)
   self.first_step = self.step
   -- A rank that joined has these from the others.
   if not self.phases_done then self.phases_done, self.interrupted = 0, false end
@@ -430,7 +431,7 @@ function loop.start(self)
     local why = saving.finish_failed(self, problem)
     if why then reporter:say("the last save was not written: " .. why) end
     local kept = done == 0 and keep_failed(self, reporter, problem)
-    snapshots.release(self, together.others_go_on(self, problem))
+    claims.release(self, together.others_go_on(self, problem))
     local why_failed, kind = errors.describe(problem)
     local lost = tonumber(why_failed:match "rank (%d+)")
     local speaks = self.member or self.rank == (lost == 0 and 1 or 0)   -- one of the ranks that are left

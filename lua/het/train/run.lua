@@ -3,6 +3,7 @@
 local native = require "het.native"
 local access = require "het.sandbox.access"
 local average = require "het.train.average"
+local claims = require "het.train.claims"
 local define = require "het.language.define"
 local elastic = require "het.train.elastic"
 local errors = require "het.errors"
@@ -178,8 +179,8 @@ local function build(self)
     local nonce = tonumber(self.cluster and self.cluster:all_gather(own)[1] or own)
     self.state:set_nonce(nonce)
     self.number = nonce
-    if self.training or self.overwrite then snapshots.claim(self) end   -- else when it trains, or writes
-    snapshots.note_places(self)
+    if self.training or self.overwrite then claims.claim(self) end   -- else when it trains, or writes
+    claims.note_places(self)
     begin_state()
     finish_planning()
     self.session = session.new(self)
@@ -198,7 +199,7 @@ function Run:prepare()
   local ok, problem = pcall(build, self)
   self.preparing, self.prepared = false, ok
   if not ok then
-    snapshots.release(self, together.others_go_on(self, problem))
+    claims.release(self, together.others_go_on(self, problem))
     error(problem, 0)
   end
 end
@@ -285,7 +286,7 @@ function Run:save(folder, options)
   end
   for _, field in ipairs { "save", "keep_best" } do
     if a[field] and native.resolve(folder) == native.resolve(a[field]) then
-      return snapshots.while_claimed(self, field, save)
+      return claims.while_claimed(self, field, save)
     end
   end
   save()
@@ -295,7 +296,7 @@ end
 -- @treturn table { step =, place = (the folder), memory = (whether there is one in memory) }
 function Run:snapshot()
   self:prepare()
-  return snapshots.while_claimed(self, "snapshots", snapshots.now, self)
+  return claims.while_claimed(self, "snapshots", snapshots.now, self)
 end
 
 --- Replace weights, or all of the training state, by those of a snapshot or a saved model. All ranks call it at the

@@ -9,12 +9,12 @@
 -- no other.
 local native = require "het.native"
 local average = require "het.train.average"
+local claims = require "het.train.claims"
 local errors = require "het.errors"
 local files = require "het.model.folder"
 local writer = require "het.model.write"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
-local snapshots = require "het.train.snapshots"
 local text = require "het.text"
 
 local saving = {}
@@ -106,7 +106,7 @@ end
 -- Before a save in a folder, which may be one that the run has claimed.
 local function renew_claim(run, folder)
   for _, field in ipairs(fields) do
-    if folder == run.arguments[field] then snapshots.renew_claim(run, field) end
+    if folder == run.arguments[field] then claims.renew(run, field) end
   end
 end
 
