@@ -1,16 +1,14 @@
---- `het.data`: what to train on. A corpus has `vocab` (number of different tokens) and gives batches.
+--- `het.data`: what to train on. A corpus has `vocab` (number of different tokens) and gives batches. Pairs of
+-- tensors are in het.data.pairs.
 local native = require "het.native"
+local batches = require "het.data.batches"
 local define = require "het.language.define"
 local errors = require "het.errors"
 local mistakes = require "het.language.mistakes"
-local op = require "het.op"
 local suggest = require "het.language.suggest"
 local text = require "het.text"
 
 local data = {}
-
-local PairSampler = {}   -- batches of data.pairs
-PairSampler.__index = PairSampler
 
 -- A corpus: { native, vocab, known (of these ids text can be made), tokens, objective, arguments, held (the share that
 -- is held out for validation), sources (of a mixture) }.
@@ -53,75 +51,6 @@ function Corpus:sampler(settings)
     mask_share = self.arguments.mask_share, surrounded = self.arguments.special_tokens,
   }
 end
-
--- Settings of a sampler that a recipe asks for.
-local sampler_settings = define.constructor {
-  name = "sampler", signature = 'corpus:sampler { context = 8, batch = 2 }',
-  sentence = "Batches of a corpus: `next()` gives { inputs, labels, count }, lists of tensors, and of rows of several "
-    .. "examples `starts`; `cursor()` how many samples were handed out, `seek(cursor)` goes on from there.",
-  example = 'corpus:sampler { context = 8, batch = 2, split = "train" }:next()',
-  fields = {
-    { "context", "integer", "tokens of a sample", min = 1 },
-    { "batch", "integer", "samples of a batch", default = 1, min = 1 },
-    { "microbatch", "integer", "samples of a tensor; it divides the batch (default: batch)", min = 1 },
-    { "split", "string", "which part", default = "train", choices = { "train", "holdout" } },
-    { "seed", "integer", "of the order", default = 0, min = 0 },
-    { "start", "integer", "cursor to begin at", default = 0, min = 0 },
-    { "first", "integer", "first sample of each batch that is given, from 0", default = 0, min = 0 },
-    { "count", "integer", "samples of each batch that are given (default: all from the first)", min = 1 },
-  },
-  check = function(a, report)
-    local microbatch, first = a.microbatch or a.batch, a.first
-    local count = a.count or a.batch - first
-    if a.batch % microbatch ~= 0 then
-      report("microbatch", ("sampler.microbatch = %.14g does not divide batch = %.14g; nearest that do: %s"):format(
-        microbatch, a.batch, suggest.divisors(a.batch, microbatch)))
-    elseif first + count > a.batch or count < 1 then
-      report("first", ("sampler.first = %.14g and count = %.14g reach over the batch of %.14g"):format(first, count,
-        a.batch))
-    elseif first % microbatch ~= 0 or count % microbatch ~= 0 then
-      report("first", ("sampler.first = %.14g and count = %.14g are not whole micro-batches of %.14g"):format(first,
-        count, microbatch))
-    end
-  end,
-  build = function(a)
-    a.count = a.count or a.batch - a.first
-    return a
-  end,
-}
-
--- A sampler as a recipe asks for it; its mistakes are raised.
-local function checked_sampler(self, settings)
-  local a = sampler_settings(settings == nil and {} or settings)
-  mistakes.raise()
-  if define.is_unknown(a) then return a end
-  if define.kind_of(self) == "corpus" and not a.context then
-    errors.usage("corpus:sampler needs 'context', the tokens of a sample")
-  end
-  return self:sampler(a)
-end
-
-define.object {
-  name = "batches", kind = "sampler", classes = { PairSampler, "sampler" },
-  sentence = "What hands out batches, as corpus:sampler { ... } returns it.",
-  members = {
-    { "next", "batches:next()", "The next batch: { inputs, labels, count }, lists of tensors, one for each "
-      .. "micro-batch; `count` labels of the whole batch, over all ranks, count in the loss. With packing = true "
-      .. "also `starts`: where in its row the example of each token begins. Of data.pairs with inputs by name, "
-      .. "`inputs` is a list of tables." },
-    { "cursor", "batches:cursor()", "Samples handed out so far." },
-    { "seek", "batches:seek(cursor)", "Go on from a cursor." },
-  },
-  methods = {
-    next = function(self) return self:next() end,
-    cursor = function(self) return self:cursor() end,
-    seek = function(self, cursor)
-      define.expect("batches:seek", cursor, "integer")
-      if cursor < 0 then errors.usage("batches:seek: a cursor of %.14g is below 0", cursor) end
-      self:seek(cursor)
-    end,
-  },
-}
 
 define.hint(Corpus.vocabulary, "did you mean corpus.vocab, the number of its tokens?")
 
@@ -168,7 +97,7 @@ define.object {
       .. "`next()` gives { inputs, labels, count }, lists of tensors.",
       example = 'corpus:sampler { context = 8, batch = 2, split = "train" }:next()' },
   },
-  classes = { Corpus }, methods = { sampler = checked_sampler },
+  classes = { Corpus }, methods = { sampler = batches.checked_sampler },
 }
 
 --- What becomes of examples in a context: nil where none is cut, else a sentence.
@@ -187,11 +116,6 @@ end
 
 -- The share that is held out where a recipe does not say and it is not 0.1. With `evaluate.data` it is 0.
 local default_holdout = { ["data.jsonl"] = 0.05, ["data.preferences"] = 0.05 }
-
-local function holdout_field(of, share)
-  return { "holdout", "number", ("share of the %s, at the end, kept for validation (default: %s; 0 where het.train "
-    .. "has other data to evaluate on, `evaluate.data`)"):format(of, share), min = 0, below = 1 }
-end
 
 -- A corpus, and its vocabulary: where tokens are masked and the tokenizer has no mask, one more.
 local function opened(settings, objective)
@@ -252,7 +176,7 @@ local text_fields = {
   { "vocabulary", "string|corpus", "that of another corpus; or vocabulary.json of an earlier run, or its folder, or a "
     .. "folder with tokenizer.json: used instead of a new one",
     path = "read" },
-  holdout_field("tokens", "0.1"),
+  batches.holdout_field("tokens", "0.1"),
   { "limit", "string|number", 'most text read from a folder, such as "4 MB"', default = "1 GiB" },
 }
 
@@ -346,7 +270,7 @@ local jsonl_fields = {
     required = true, path = "read" },
   { "tokenizer", "string", "what a token is", default = "huggingface", choices = text_fields[2].choices },
   text_fields[3], text_fields[4],
-  holdout_field("examples", "0.05"),
+  batches.holdout_field("examples", "0.05"),
   { "loss", "string", "what the loss counts: completions and what the assistant says, or all tokens",
     default = "completion", choices = { "completion", "all" } },
   { "ending", "string", "what ends a text and a completion (default: the token that ends a text by the folder of the "
@@ -416,7 +340,7 @@ data.tokens = define.constructor {
     { "path", "string", "the file; a Megatron data set without its ending; a folder: its .bin files; or a pattern such "
       .. 'as "shards/web-*.bin". Several files follow one another, sorted by name', required = true, path = "read" },
     { "width", "integer", "bits of a token in a raw file", default = 16, choices = { 16, 32 } },
-    holdout_field("tokens", "0.1"),
+    batches.holdout_field("tokens", "0.1"),
     { "vocab", "integer", "number of different tokens (default: the vocabulary's, or the greatest found, plus one)",
       min = 1 },
     { "vocabulary", "string|corpus", "what the tokens were made with, so that the run can write text: that of another "
@@ -479,249 +403,6 @@ data.mixture = define.constructor {
   end,
 }
 
--- Pairs of tensors: rows are samples. { arguments, samples, held (rows at the end that are kept for validation),
--- name (of its constructor), classes (nil: the labels are no classes), pixels (the inputs are bytes, and come as
--- numbers from -2 to 2), is_divided (its files say which rows are held out) }.
-local Pairs = {}
-Pairs.__index = Pairs
-Pairs.__tostring = function(self) return "pairs: " .. text.plural(self.samples, "sample") end
-
--- f of each of the inputs: of one tensor, or of several by name.
-local function each_input(inputs, f)
-  if type(inputs) ~= "table" then return f(inputs) end
-  local made = {}
-  for name, tensor in pairs(inputs) do made[name] = f(tensor) end
-  return made
-end
-
--- Rows of a tensor from sample number `at` on. Behind the last row that is held out come copies of it.
-local function rows_of(self, tensor, at, count)
-  if self.shuffled then return native.shuffled_rows(tensor, self.size, self.seed, at, count) end
-  local left = math.max(0, math.min(count, self.size - at))
-  local rows = left > 0 and op.slice(tensor, { dim = 0, start = self.first + at, length = left })
-  if left == count then return rows end
-  local copies = op.slice(tensor, { dim = 0, start = self.first + self.size - 1, length = 1 })
-  while copies.shape[1] < count - left do copies = op.concat(copies, copies, { dim = 0 }) end
-  copies = op.slice(copies, { dim = 0, start = 0, length = count - left })
-  return rows and op.concat(rows, copies, { dim = 0 }) or copies
-end
-
--- Labels of a batch that count in the loss, over all ranks: i32 labels other than -100; of other labels, samples.
-local function counted_labels(self, at)
-  if self.labels.dtype ~= "i32" then return self.batch end
-  if not self.ignores then return self.batch * self.labels:numel() / self.labels.shape[1] end
-  return native.counted_labels(rows_of(self, self.labels, at, self.batch):contiguous())
-end
-
--- The batch that begins with sample number `at`.
-local function batch_at(self, at)
-  local batch = { inputs = {}, labels = {}, count = counted_labels(self, at), cursor = at }
-  for i = 1, self.own / self.microbatch do
-    local start = at + self.skipped + (i - 1) * self.microbatch
-    batch.labels[i] = rows_of(self, self.labels, start, self.microbatch)
-    batch.inputs[i] = each_input(self.inputs, function(tensor)
-      local rows = rows_of(self, tensor, start, self.microbatch)
-      if not self.pixels then return rows end
-      return op.scale(op.shift(op.cast(rows, { dtype = "f32" }), { amount = -127.5 }), { factor = 4 / 255 })
-    end)
-  end
-  return batch
-end
-
---- The next batch. Training sees each row once in an epoch, in an order that seed and epoch decide; the rows held out
--- come once, as they stand. Sample number i is the same whatever the batch, and whichever rank has it.
---
--- The last rows held out may be fewer than a batch, which is then filled with copies of the last one: `filled` says how
--- many, and `copies` is a batch of nothing else, whose loss says what they add. Behind it batches have a count of 0.
-function PairSampler:next()
-  local at, left = self.at, self.shuffled and self.batch or self.size - self.at
-  local batch = batch_at(self, at)
-  self.at = at + self.batch
-  if left <= 0 then
-    batch.count = 0
-  elseif left < self.batch then
-    batch.filled, batch.copies = self.batch - left, batch_at(self, self.size)
-  end
-  return batch
-end
-
---- Samples handed out so far.
-function PairSampler:cursor() return self.at end
-
---- Go on from a cursor.
-function PairSampler:seek(cursor) self.at = cursor end
-
---- It has no thread to end.
-function PairSampler.close() end
-
-function Pairs:sampler(settings)
-  local a = self.arguments
-  local held, train = self.held, self.samples - self.held
-  local shuffled = settings.split ~= "holdout"
-  local size = shuffled and train or held
-  if shuffled and size < settings.batch then
-    errors.usage("%s has %d samples to train on, fewer than a batch of %d; a smaller batch works", self.name, size,
-      settings.batch)
-  elseif size == 0 then
-    errors.usage("%s holds no samples out; with holdout = 0.1 it does", self.name)
-  end
-  local inputs = each_input(a.inputs, function(tensor) return tensor:contiguous() end)
-  local labels = a.labels:contiguous()
-  local ignores = labels.dtype == "i32" and native.counted_labels(labels) < labels:numel()
-  return setmetatable({ inputs = inputs, labels = labels, ignores = ignores, batch = settings.batch,
-    microbatch = settings.microbatch or settings.batch, skipped = settings.first or 0,
-    own = settings.count or settings.batch, at = settings.start or 0, size = size, shuffled = shuffled,
-    seed = settings.seed or 0, first = shuffled and 0 or train, pixels = self.pixels }, PairSampler)
-end
-
-function Pairs:has_holdout() return self.held > 0 end
-
---- The same with all of it in one split, as Corpus:undivided. data.cifar10, whose files say which rows are held out,
--- stays divided.
-function Pairs:undivided(split)
-  if self.is_divided then return self end
-  local all = setmetatable({}, Pairs)
-  for name, value in pairs(self) do all[name] = value end
-  all.held = split == "holdout" and self.samples or 0
-  return all
-end
-
---- The `holdout` that a recipe gave it; nil without, or of 0.
-function Pairs:given_holdout()
-  return (self.arguments.holdout or 0) > 0 and self.arguments.holdout or nil
-end
-function Pairs.vocabulary() return nil end
-
---- What the inputs of a batch are, whatever they are kept as: { dtype, shape of a row }, or these by name.
-function Pairs:input_types()
-  return each_input(self.arguments.inputs, function(tensor)
-    return { self.pixels and "f32" or tensor.dtype, { unpack(tensor.shape, 2) } }
-  end)
-end
-
-define.object {
-  name = "pairs", kind = "pairs", sentence = "Inputs and labels to train on, as data.pairs, data.shapes and "
-    .. "data.cifar10 return them.",
-  members = {
-    { "samples", "pairs.samples", "Number of rows." },
-    { "classes", "pairs.classes", "Number of different labels of images: the model's `classes`." },
-    { "has_holdout", "pairs:has_holdout()", "Whether a part is held out for validation." },
-    { "sampler", "pairs:sampler { batch =, split = }", "Batches of \"train\" or \"holdout\": its `next()` gives "
-      .. "{ inputs, labels, count }, lists of tensors." },
-  },
-  classes = { Pairs }, methods = { sampler = checked_sampler },
-}
-
--- Rows that a share holds out (default: 0.1). 29 / 100 of 100 rows are 29, though as numbers a little less.
-local function rows_held(rows, share) return math.floor(rows * (share or 0.1) + 1e-6) end
-
--- What is wrong with inputs by name; nil of a tensor.
-local function inputs_problem(inputs)
-  if type(inputs) ~= "table" then return nil end
-  local names = debug.getmetatable(inputs) == nil and text.keys(inputs) or {}
-  if #names == 0 then return "data.pairs.inputs: a tensor or tensors by name are needed, such as { ids = ids }" end
-  for _, name in ipairs(names) do
-    if type(name) ~= "string" or not name:match "^[%a_][%w_]*$" then
-      return ("data.pairs.inputs has the name %s; a name of letters, digits and _ is needed"):format(text.value(name))
-    elseif not define.accepts("tensor", inputs[name]) then
-      return ("data.pairs.inputs.%s = %s; a tensor is needed"):format(name, text.value(inputs[name]))
-    end
-  end
-end
-
-data.pairs = define.constructor {
-  name = "data.pairs",
-  sentence = "Inputs and what should come out, as two tensors whose rows are the samples.",
-  example = "data.pairs { inputs = x, labels = y }",
-  kind = "pairs",
-  fields = {
-    { "inputs", "tensor|table", "tensor [samples, ...]; or several by name, which a model of nn.layer gets as a table: "
-      .. "{ ids = ids, mask = mask }", required = true },
-    { "labels", "tensor", "tensor [samples, ...]; i32 labels that are -100 are ignored, and the loss is the mean over "
-      .. "the others", required = true },
-    holdout_field("samples", "0.1"),
-  },
-  check = function(a, report)
-    local problem = inputs_problem(a.inputs)
-    if problem then return report("inputs", problem) end
-    local all = { labels = a.labels }
-    if type(a.inputs) == "table" then
-      for name, tensor in pairs(a.inputs) do all["inputs." .. name] = tensor end
-    else
-      all.inputs = a.inputs
-    end
-    for _, name in ipairs(text.keys(all)) do
-      if (all[name].shape[1] or 0) == 0 then
-        report(name:match "^%w+", ("data.pairs.%s has the shape %s; a tensor with a row for each sample is needed")
-          :format(name, text.shape(all[name].shape)))
-        return
-      end
-    end
-    for _, name in ipairs(text.keys(all)) do
-      local tensor = all[name]
-      if tensor.shape[1] ~= a.labels.shape[1] then
-        report("labels", ("data.pairs: %d %s but %d labels (shapes %s and %s)"):format(tensor.shape[1], name,
-          a.labels.shape[1], text.shape(tensor.shape), text.shape(a.labels.shape)))
-        return
-      end
-    end
-  end,
-  build = function(a)
-    local samples = a.labels.shape[1]
-    return setmetatable({ arguments = a, samples = samples, held = rows_held(samples, a.holdout),
-      name = "data.pairs" }, Pairs)
-  end,
-}
-
--- Images by the engine; what is wrong with their files is a mistake of the recipe like any other.
-local function open_images(constructor, settings, field, classes)
-  local ok, pixels, labels, held = pcall(native.images, settings)
-  if not ok then
-    local message, kind = errors.describe(pixels)
-    if kind ~= "usage" then error(pixels, 0) end
-    mistakes.record(constructor, field, message)
-    return define.unknown
-  end
-  return setmetatable({ arguments = { inputs = pixels, labels = labels }, samples = pixels.shape[1], held = held,
-    classes = classes, pixels = true, name = constructor }, Pairs)
-end
-
-data.shapes = define.constructor {
-  name = "data.shapes",
-  sentence = "Drawn images to try a model on: a shape in a colour on another colour, with noise; the label says which. "
-    .. "Images come as numbers from -2 to 2, [samples, 3, size, size].",
-  example = "data.shapes { samples = 4000, size = 32, classes = 10 }",
-  kind = "pairs",
-  fields = {
-    { "samples", "integer", "images to draw", default = 4000, min = 1, max = 10 ^ 6 },
-    { "size", "integer", "their height and width", default = 32, min = 8, max = 1024 },
-    { "classes", "integer", "different shapes: disk, ring, square, frame, diamond, triangle, cross, diagonal cross, "
-      .. "bars, columns", default = 10, min = 1, max = 10 },
-    { "seed", "integer", "of what is drawn", default = 0, min = 0 },
-    holdout_field("images", "0.1"),
-  },
-  build = function(a)
-    local images = open_images("data.shapes", { kind = "shapes", count = a.samples, size = a.size, classes = a.classes,
-      seed = a.seed }, "samples", a.classes)
-    if not define.is_unknown(images) then
-      images.held, images.arguments.holdout = rows_held(a.samples, a.holdout), a.holdout
-    end
-    return images
-  end,
-}
-
-data.cifar10 = define.constructor {
-  name = "data.cifar10",
-  sentence = "CIFAR-10 from the folder of its binary version (data_batch_1.bin to data_batch_5.bin, test_batch.bin); "
-    .. "the test images are held out. Images come as numbers from -2 to 2, [samples, 3, 32, 32].",
-  example = 'data.cifar10 { path = "cifar-10-batches-bin" }',
-  kind = "pairs", positional = 1,
-  fields = { { "path", "string", "the folder", required = true, path = "read" } },
-  build = function(a)
-    local images = open_images("data.cifar10", { kind = "cifar10", path = a.path }, "path", 10)
-    if not define.is_unknown(images) then images.is_divided = true end
-    return images
-  end,
-}
+for name, constructor in pairs(require "het.data.pairs") do data[name] = constructor end
 
 return suggest.module("het.data", data)
