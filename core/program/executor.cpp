@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -10,7 +11,7 @@
 #include "core/base/units.h"
 #include "core/comm/staged.h"
 #include "core/comm/steps.h"
-#include "core/ops/elementwise.h"
+#include "core/program/non_finite.h"
 
 namespace het {
 namespace {
@@ -18,14 +19,6 @@ namespace {
 // From one rank to one other, as stages pass micro-batches on.
 bool is_message(CollectiveKind kind) {
   return kind == CollectiveKind::send || kind == CollectiveKind::receive;
-}
-
-// The index of the first NaN or infinity among the elements, or -1.
-int64_t first_non_finite(const Tensor& tensor) {
-  if (!is_float(tensor.dtype())) return -1;
-  for (int64_t i = 0; i < tensor.elements(); ++i)
-    if (!std::isfinite(tensor.at(i))) return i;
-  return -1;
 }
 
 }  // namespace
@@ -589,107 +582,11 @@ Tensor Executor::read(const std::string& output) const {
   fail_usage("the program has no output '{}'; its outputs are: {}", output, fmt::join(names, ", "));
 }
 
-// Where a chain went wrong: its step (-1: nowhere), the element and its value there.
-struct Executor::NonFinite {
-  int step = -1;
-  int64_t at = -1;
-  double value = 0;
-};
-
-// The step of a fused chain, whose operands are in place, that first gives a NaN or an infinity. The chain is
-// run again, cut short after each step.
-Executor::NonFinite Executor::first_non_finite_step(const Compute& compute) const {
-  Device& device = state_->device();
-  PointwiseProgram part = decode(compute.attributes, compute.inputs.size());
-  const std::vector<PointwiseStep> steps = std::move(part.steps);
-  DType dtype = DType::f32;
-  std::vector<Layout> layouts;
-  std::vector<std::byte*> inputs;
-  for (const Operand& operand : compute.inputs) {
-    layouts.push_back(operand.layout);
-    layouts.back().offset = 0;
-    inputs.push_back(address(operand));
-    if (operand.layout.type.dtype == DType::f64) dtype = DType::f64;
-  }
-  Tensor result(TensorType{dtype, compute.outputs[0].layout.type.shape});
-  const auto memory = device.allocate(result.type().bytes());
-  std::byte* output = memory->address();
-  part.dtypes = {dtype};
-  part.steps.clear();
-  for (size_t i = 0; i < steps.size(); ++i) {
-    part.steps.push_back(steps[i]);
-    part.results = {part.inputs + static_cast<int>(i)};
-    const Attributes attributes = encode(part);
-    const auto kernel = device.prepare({*compute.op, attributes, layouts, std::span(&result.layout(), 1), 0});
-    const auto workspace = device.allocate(kernel->workspace_bytes());
-    kernel->run({inputs.data(), &output, workspace->address(), kernel->workspace_bytes()});
-    device.synchronize();
-    device.copy_out(result.bytes(), output, result.type().bytes());
-    if (const int64_t at = first_non_finite(result); at >= 0) return {static_cast<int>(i), at, result.at(at)};
-  }
-  return {};
-}
-
-// A sentence about the first value of a computation's results that is not finite; empty: all are.
-std::string Executor::non_finite_result(const Compute& compute) const {
-  for (const Operand& operand : compute.outputs) {
-    if (operand.buffer == kAbsent) continue;
-    const Tensor result = copy_of(operand.buffer).view(operand.layout);
-    NonFinite found{-1, first_non_finite(result), 0};
-    if (found.at < 0) continue;
-    found.value = result.at(found.at);
-    std::string_view name = compute.op->name;
-    int32_t at_scope = compute.scope;
-    if (compute.op->elementwise && !compute.step_scopes.empty()) {
-      const NonFinite inside = first_non_finite_step(compute);
-      if (inside.step >= 0) {
-        found = inside;
-        name = name_of(decode(compute.attributes, compute.inputs.size()).steps[found.step].code);
-        at_scope = compute.step_scopes[found.step];
-      }
-    } else if (!compute.step_scopes.empty()) {
-      const Operand& sum = compute.outputs[static_cast<size_t>(compute.op->adds_before)];
-      const Tensor added = copy_of(sum.buffer).view(sum.layout);
-      if (const int64_t at = first_non_finite(added); at >= 0) {
-        found = {-1, at, added.at(at)};
-        name = "add";
-        at_scope = compute.step_scopes[0];
-      }
-    }
-    const std::string& scope = program_.scopes[at_scope];
-    return fmt::format(
-        "'{}' in layer {} ({} pass{}) gave {} at element {} of {}", name,
-        scope.empty() ? "(no layer)" : scope, name_of(compute.phase),
-        compute.microbatch < 0 ? std::string() : fmt::format(", micro-batch {}", compute.microbatch + 1),
-        found.value, found.at, to_string(operand.layout.type));
-  }
-  return {};
-}
-
-// The same of what a collective brought.
-std::string Executor::non_finite_arrival(const Start& start) const {
-  if (start.out.buffer == kAbsent) return {};
-  const Tensor result = copy_of(start.out.buffer).view(start.out.layout);
-  const int64_t at = first_non_finite(result);
-  if (at < 0) return {};
-  return fmt::format("another rank's part in '{}' made it {} at element {} of {}", start.request.label,
-                     result.at(at), at, to_string(start.out.layout.type));
-}
-
 std::string Executor::find_non_finite() {
   require_inputs();
   state_->device().enter();
-  std::string found;
-  for (size_t b = 0; b < program_.buffers.size() && found.empty(); ++b) {
-    const BufferSpec& buffer = program_.buffers[b];
-    if (buffer.home != Home::state && buffer.home != Home::input) continue;
-    if (first_non_finite(copy_of(static_cast<BufferId>(b))) >= 0)
-      found = fmt::format("{} '{}' holds a value that is not finite before the step",
-                          buffer.home == Home::input ? "input"
-                          : buffer.trained           ? "parameter"
-                                                     : "state",
-                          buffer.name);
-  }
+  const CopyOfBuffer copy = [this](BufferId buffer) { return copy_of(buffer); };
+  std::string found = non_finite_operand(program_, copy);
   // Other ranks wait for this one's collectives, found or not: the walk goes on to the end. Collectives of
   // the backward pass may be awaited in the midst of the update.
   const auto& instructions = program_.instructions;
@@ -703,9 +600,12 @@ std::string Executor::find_non_finite() {
     state_->device().synchronize();
     if (!found.empty()) continue;
     if (compute != nullptr)
-      found = non_finite_result(*compute);
+      found = non_finite_result(
+          program_, *compute, state_->device(),
+          std::span(addresses_).subspan(static_cast<size_t>(calls_[i].first_input), compute->inputs.size()),
+          copy);
     else if (await != nullptr)
-      found = non_finite_arrival(*start);
+      found = non_finite_arrival(*start, copy);
   }
   return found;
 }

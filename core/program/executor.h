@@ -147,10 +147,6 @@ class Executor {
   Tensor copy_of(BufferId buffer) const;
   void write_word();
   void keep_decision();
-  struct NonFinite;
-  NonFinite first_non_finite_step(const Compute& compute) const;
-  std::string non_finite_result(const Compute& compute) const;
-  std::string non_finite_arrival(const Start& start) const;
 
   Program program_;
   std::shared_ptr<StateStore> state_;
