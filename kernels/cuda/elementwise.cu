@@ -17,14 +17,15 @@
 //   thirty-two at a seventh of it. Compiling at run time (NVRTC) would save that; but long chains are rare,
 //   the interpreter would still be needed where the library is missing, and what all GPUs run would be what
 //   no machine without one can test. A chain that matters is a line in `known`.
+// - Chains with f64 or integers among their operands are interpreted in f64, untuned (elementwise_wide.h).
 #include "core/ops/elementwise.h"
 #include "kernels/cuda/dtype.h"
+#include "kernels/cuda/elementwise_plan.h"
+#include "kernels/cuda/elementwise_wide.h"
 #include "kernels/cuda/fast.h"
 #include "kernels/cuda/kernel.h"
-#include "kernels/cuda/loops.h"
 #include "kernels/cuda/raw.h"
 #include "kernels/cuda/vector.h"
-#include "kernels/wide.h"
 
 namespace het::HET_CUDA {
 namespace {
@@ -99,71 +100,6 @@ __device__ inline float apply(float a, float b, float immediate) {
   if constexpr (kCode == Pointwise::tanh_gradient) return (1.0f - a * a) * b;
   if constexpr (kCode == Pointwise::sigmoid_gradient) return a * (1.0f - a) * b;
   return a;  // cast
-}
-
-// ---- what all kernels here know of a call ----
-
-struct Pointers {
-  const void* in[kMaxPointwiseInputs];
-  void* out[kMaxPointwiseResults];
-};
-
-// The loops over the result's elements, and over packs of them where every operand can be read so.
-struct Plan {
-  int64_t elements = 0;
-  Walk<kMaxPointwiseInputs> each, packed;
-  bool repeats[kMaxPointwiseInputs] = {};  // one element of it serves a whole pack
-  bool can_pack = false;
-};
-
-Plan plan_of(const KernelRequest& request, int64_t pack) {
-  Plan plan;
-  std::vector<const Layout*> operands;
-  for (const Layout& input : request.inputs) operands.push_back(&input);
-  for (const Layout& output : request.outputs) require_packed(request, output);
-  // The result takes part in the merging, so that the loops run over its elements in order.
-  operands.push_back(&request.outputs[0]);
-  const Loops loops = merge_loops(request, request.outputs[0].type.shape, operands);
-  const int inputs = static_cast<int>(request.inputs.size()), inner = loops.rank - 1;
-  plan.elements = loops.elements();
-  plan.each = walk_of<kMaxPointwiseInputs>(loops, inputs);
-  plan.can_pack = loops.rank == 1 || loops.size[inner] % pack == 0;
-  for (int i = 0; i < inputs; ++i) {
-    plan.repeats[i] = loops.stride[i][inner] == 0;
-    plan.can_pack &= plan.repeats[i] || loops.stride[i][inner] == 1;
-    for (int d = 0; d < inner; ++d) plan.can_pack &= plan.repeats[i] || loops.stride[i][d] % pack == 0;
-  }
-  if (plan.can_pack) plan.packed = walk_of<kMaxPointwiseInputs>(loops, inputs, pack);
-  return plan;
-}
-
-// Whether packs of so many elements may be read and written where the operands are this time.
-bool aligned(const Plan& plan, const KernelArguments& a, const std::vector<int64_t>& in_bytes,
-             const std::vector<int64_t>& out_bytes, int64_t pack) {
-  if (!plan.can_pack) return false;
-  const auto fits = [&](const std::byte* address, int64_t bytes) {
-    return reinterpret_cast<uintptr_t>(address) %
-               static_cast<uintptr_t>(std::min<int64_t>(bytes * pack, 32)) ==
-           0;
-  };
-  for (size_t i = 0; i < in_bytes.size(); ++i)
-    if (!plan.repeats[i] && !fits(a.inputs[i], in_bytes[i])) return false;
-  for (size_t i = 0; i < out_bytes.size(); ++i)
-    if (!fits(a.outputs[i], out_bytes[i])) return false;
-  return true;
-}
-
-std::vector<int64_t> bytes_of_all(std::span<const Layout> layouts) {
-  std::vector<int64_t> bytes;
-  for (const Layout& layout : layouts) bytes.push_back(bytes_of(layout.type.dtype));
-  return bytes;
-}
-
-Pointers pointers_of(const KernelArguments& a, size_t inputs, size_t outputs) {
-  Pointers pointers{};
-  for (size_t i = 0; i < inputs; ++i) pointers.in[i] = a.inputs[i];
-  for (size_t i = 0; i < outputs; ++i) pointers.out[i] = a.outputs[i];
-  return pointers;
 }
 
 // ---- chains that are compiled ----
@@ -560,104 +496,6 @@ std::unique_ptr<Kernel> prepare_interpreted(const KernelRequest& request, const 
                       out = bytes_of_all(request.outputs)](const KernelArguments& a) {
     launch(context, interpret, grid, static_cast<unsigned>(script.threads), shared, plan, script,
            pointers_of(a, in.size(), out.size()), aligned(plan, a, in, out, N));
-  });
-}
-
-// ---- f64 and integers, one element at a time in f64 ----
-
-__device__ double read_wide(DType dtype, const void* from, int64_t i) {
-  switch (dtype) {
-    case DType::f64: return static_cast<const double*>(from)[i];
-    case DType::i32: return static_cast<const int32_t*>(from)[i];
-    case DType::i64: return static_cast<double>(static_cast<const int64_t*>(from)[i]);
-    case DType::u8: return static_cast<const uint8_t*>(from)[i];
-    case DType::boolean: return static_cast<const uint8_t*>(from)[i] != 0;
-    default: return read_narrow(dtype, from, i);
-  }
-}
-
-__device__ void write_wide(DType dtype, void* to, int64_t i, double value) {
-  switch (dtype) {
-    case DType::f64: static_cast<double*>(to)[i] = value; return;
-    case DType::i32: static_cast<int32_t*>(to)[i] = to_integer<int32_t>(value); return;
-    case DType::i64: static_cast<int64_t*>(to)[i] = to_integer<int64_t>(value); return;
-    case DType::u8: static_cast<uint8_t*>(to)[i] = to_integer<uint8_t>(value); return;
-    case DType::boolean: static_cast<uint8_t*>(to)[i] = value != 0; return;
-    default: write_narrow(dtype, to, i, static_cast<float>(value));
-  }
-}
-
-struct WideScript {
-  int inputs = 0, steps = 0, results = 0;
-  PointwiseStep step[kMaxPointwiseSteps];
-  int result[kMaxPointwiseResults];
-  DType in[kMaxPointwiseInputs], out[kMaxPointwiseResults];
-};
-
-__global__ void __launch_bounds__(kThreads)
-    interpret_wide(const __grid_constant__ Plan plan, const __grid_constant__ WideScript script,
-                   const __grid_constant__ Pointers pointers) {
-  const int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (e >= plan.elements) return;
-  double source[kMaxPointwiseInputs + kMaxPointwiseSteps];
-  int64_t offset[kMaxPointwiseInputs];
-  plan.each.at(e, offset);
-  for (int i = 0; i < script.inputs; ++i) source[i] = read_wide(script.in[i], pointers.in[i], offset[i]);
-  for (int s = 0; s < script.steps; ++s) {
-    const PointwiseStep& step = script.step[s];
-    source[script.inputs + s] =
-        wide_step(step.code, source[step.a], step.b < 0 ? 0 : source[step.b], step.immediate);
-  }
-  for (int r = 0; r < script.results; ++r)
-    write_wide(script.out[r], pointers.out[r], e, source[script.result[r]]);
-}
-
-std::unique_ptr<Kernel> prepare_wide(const KernelRequest& request, const PointwiseProgram& program,
-                                     const Context& context) {
-  const Plan plan = plan_of(request, 1);
-  WideScript script;
-  script.inputs = program.inputs;
-  script.steps = static_cast<int>(program.steps.size());
-  script.results = static_cast<int>(program.results.size());
-  std::copy(program.steps.begin(), program.steps.end(), script.step);
-  std::copy(program.results.begin(), program.results.end(), script.result);
-  for (int i = 0; i < script.inputs; ++i) script.in[i] = request.inputs[i].type.dtype;
-  for (int r = 0; r < script.results; ++r) script.out[r] = request.outputs[r].type.dtype;
-  return make_kernel([=, &context, inputs = request.inputs.size(),
-                      outputs = request.outputs.size()](const KernelArguments& a) {
-    launch(context, interpret_wide, static_cast<unsigned>(ceil_div(plan.elements, kThreads)), kThreads, 0,
-           plan, script, pointers_of(a, inputs, outputs));
-  });
-}
-
-__device__ int64_t read_whole(DType dtype, const void* from, int64_t i) {
-  switch (dtype) {
-    case DType::i32: return static_cast<const int32_t*>(from)[i];
-    case DType::i64: return static_cast<const int64_t*>(from)[i];
-    default: return static_cast<const uint8_t*>(from)[i];
-  }
-}
-
-__global__ void __launch_bounds__(kThreads)
-    cast_whole(const void* x, DType from, void* y, DType to, int64_t elements) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= elements) return;
-  const int64_t value = read_whole(from, x, i);
-  switch (to) {
-    case DType::i32: static_cast<int32_t*>(y)[i] = to_integer<int32_t>(value); return;
-    case DType::i64: static_cast<int64_t*>(y)[i] = value; return;
-    default: static_cast<uint8_t*>(y)[i] = to_integer<uint8_t>(value);
-  }
-}
-
-// Between integers, without the detour through f64 that would cost large values their last digits.
-std::unique_ptr<Kernel> prepare_whole_cast(const KernelRequest& request, const Context& context) {
-  require_packed(request, request.inputs[0]);
-  return make_kernel([&context, elements = request.outputs[0].type.elements(),
-                      from = request.inputs[0].type.dtype,
-                      to = request.outputs[0].type.dtype](const KernelArguments& a) {
-    launch(context, cast_whole, static_cast<unsigned>(ceil_div(elements, kThreads)), kThreads, 0, a.inputs[0],
-           from, a.outputs[0], to, elements);
   });
 }
 
