@@ -21,6 +21,9 @@ namespace het {
 struct FetchOptions {
   std::optional<Path> previous;  // an earlier version; its chunks may be copied
   std::optional<int64_t> bytes;  // of the whole file
+  // A file beside the one to be made, written over and renamed where it is as long as that one; it is gone
+  // then.
+  std::optional<std::string> spent;
 };
 
 // Thread-safe: each call has a connection to itself, which is kept for the next one.

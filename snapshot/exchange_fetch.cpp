@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 
 #include "core/base/crc32c.h"
@@ -89,6 +90,12 @@ std::optional<PreviousFile> open_previous(const std::optional<Path>& path) {
   }
 }
 
+// -1: there is no such file.
+int64_t bytes_of_file(const std::string& path) {
+  struct stat about {};
+  return ::lstat(path.c_str(), &about) == 0 ? about.st_size : -1;
+}
+
 bool is_in_memory(const Path& path) {
   struct statfs system {};
   return ::statfs(folder_of(path.text).c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
@@ -103,12 +110,13 @@ class Fetch {
     receive_manifest();
   }
 
-  SnapshotTransfer write(const Path& into, const std::optional<Path>& previous_path) {
-    AtomicFile file(into);
+  SnapshotTransfer write(const Path& into, const FetchOptions& options) {
+    const bool fits = options.spent && bytes_of_file(*options.spent) == header_.file_bytes();
+    AtomicFile file = fits ? AtomicFile(into, *options.spent) : AtomicFile(into);
     // In memory each page would be allocated before any byte is asked for.
     if (!is_in_memory(into) && file.write_directly()) file.reserve(header_.file_bytes());
     SnapshotTransfer transfer;
-    const auto previous = open_previous(previous_path);
+    const auto previous = open_previous(options.previous);
     std::vector<Chunk> missing;
     for (const Chunk& chunk : chunks_in(manifest_)) {
       if (!previous || !previous->read(manifest_, chunk, buffer_.get())) {
@@ -240,7 +248,7 @@ class Fetch {
 
 SnapshotTransfer fetch_file(ExchangeConnection& connection, const std::string& file, const Path& into,
                             const FetchOptions& options) {
-  return Fetch(connection, file, options).write(into, options.previous);
+  return Fetch(connection, file, options).write(into, options);
 }
 
 }  // namespace het

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,7 +60,8 @@ class ReplicaStore {
 
   std::vector<HeldReplica> held() const;  // by rank, of each the latest first
   // Removes what is earlier than `version`, whatever rank it is of: the caller knows that a later version is
-  // whole without it.
+  // whole without it. Is quick: the memory of the last one of each rank serves the next, the store's thread
+  // frees the rest.
   void drop_before(const Version& version);
 
  private:
@@ -67,6 +69,12 @@ class ReplicaStore {
     SnapshotOffer offer;
     SnapshotName name;
     std::shared_ptr<OfferOutcome> outcome;
+  };
+  // What was a replica, under a name that is none: the next one is written over it, for new pages of memory
+  // cost more than the copy.
+  struct SpentFile {
+    std::string path;
+    int64_t bytes = 0;
   };
 
   void take_over();
@@ -78,6 +86,10 @@ class ReplicaStore {
   bool is_held(const std::string& file) const;
   const HeldReplica* latest_of(int64_t rank) const;
   void remove(std::vector<HeldReplica>::iterator replica);
+  void set_aside(std::vector<HeldReplica>::iterator replica);
+  bool has_too_many_spent() const;
+  void free_spent();
+  std::optional<std::string> take_spent(int64_t bytes);
   void warn(const std::string& sentence) const;
 
   const ReplicaStoreOptions options_;
@@ -88,6 +100,7 @@ class ReplicaStore {
   int64_t budget_bytes_ = 0;
   std::vector<HeldReplica> held_;  // by rank, of each the latest first
   std::vector<Pending> pending_;   // at most one for each rank
+  std::vector<SpentFile> spent_;   // their bytes count in the budget
   bool ending_ = false;
   std::thread thread_;
 };

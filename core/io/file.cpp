@@ -234,16 +234,35 @@ std::optional<std::string_view> name_of_unfinished(std::string_view unfinished) 
 
 AtomicFile::AtomicFile(const Path& path)
     : path_(resolved(path)), temporary_(path_.with(unfinished_name(path_.text))) {
+  check_target();
+  temporary_.purpose = Purpose::data;  // the library's own: no code of a recipe's may open it
+  adopt(path_.opener().open(temporary_.text, OpenMode::replace, temporary_.purpose));
+}
+
+AtomicFile::AtomicFile(const Path& path, const std::string& spent)
+    : path_(path), temporary_(path_.with(unfinished_name(path_.text))) {
+  check_target();
+  const bool moved = std::rename(spent.c_str(), temporary_.text.c_str()) == 0;
+  const int descriptor = moved ? ::open(temporary_.text.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+  adopt(descriptor < 0 ? -errno : descriptor);
+}
+
+void AtomicFile::check_target() const {
   const FileKind kind = kind_of(path_);
   if (kind != FileKind::none && kind != FileKind::file)
     fail_usage("cannot write '{}': it is {}", path_.text,
                kind == FileKind::folder ? "a folder" : "not a regular file");
   if (const std::string refusal = path_.opener().problem(path_.text, true, path_.purpose); !refusal.empty())
     fail_usage("{}", refusal);
-  temporary_.purpose = Purpose::data;  // the library's own: no code of a recipe's may open it
-  descriptor_ = path_.opener().open(temporary_.text, OpenMode::replace, temporary_.purpose);
-  if (descriptor_ >= 0) return;
-  const int error = -std::exchange(descriptor_, -1);
+}
+
+// A descriptor of the temporary file, or a negative errno: then it throws.
+void AtomicFile::adopt(int descriptor) {
+  if (descriptor >= 0) {
+    descriptor_ = descriptor;
+    return;
+  }
+  const int error = -descriptor;
   if (error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS) fail_write(error);
   if (error == ENOENT) {
     const std::string folder = folder_of(path_.text);

@@ -61,6 +61,10 @@ class MappedFile {
 class AtomicFile {
  public:
   explicit AtomicFile(const Path& path);  // throws Error(usage) when the folder is missing or not writable
+  // The same over the pages of `spent`, a file of the host beside it that is needed no more: in memory they
+  // need not be allocated and cleared again. What is not written over keeps its bytes, and the file its
+  // length.
+  AtomicFile(const Path& path, const std::string& spent);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -82,6 +86,8 @@ class AtomicFile {
   void stage();
 
  private:
+  void check_target() const;
+  void adopt(int descriptor);
   [[noreturn]] void fail_write(int error) const;
   bool write_through_cache();  // false: it was so already
   void finish(const Path& name);

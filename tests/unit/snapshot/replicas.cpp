@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <thread>
 
+#include <sys/stat.h>
+
 #include "core/io/file.h"
 #include "snapshot/replica_store.h"
 #include "tests/unit/snapshot/exchange_testing.h"
@@ -88,6 +90,62 @@ TEST_CASE("what is offered becomes a replica, and later versions send what has c
   CHECK(std::filesystem::exists(members.replicas + "/" + second));
   CHECK_FALSE(std::filesystem::exists(members.replicas + "/" + first));
   CHECK(members.warnings.size() == 0);
+}
+
+TEST_CASE("the memory of a dropped replica serves the next one of its size", "[exchange]") {
+  TwoMembers members;
+  const auto inode_of = [&](const std::string& file) {
+    struct stat about {};
+    REQUIRE(stat((members.replicas + "/" + file).c_str(), &about) == 0);
+    return about.st_ino;
+  };
+  const auto files_there = [&] {
+    size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(members.replicas))
+      count += entry.is_regular_file() ? 1 : 0;
+    return count;
+  };
+  const std::string first = members.write(1), second = members.write(2), third = members.write(3),
+                    longer = write_sample(members.own, ten_chunks(4));
+  {
+    ReplicaStore store(members.options());
+    for (const std::string& file : {first, second})
+      CHECK(is_stored(outcome_of(store, members.offer_of(file))));
+    const auto inode = inode_of(first);
+    store.drop_before({2, 2});
+    CHECK(held_by(store) == Names{second});
+    CHECK(files_there() == 2);
+    CHECK(is_stored(outcome_of(store, members.offer_of(third))));
+    CHECK(inode_of(third) == inode);
+    CHECK(members.is_equal(third));
+    store.drop_before({3, 2});
+
+    SECTION("one of another size does not fit, and is freed with the next that is dropped") {
+      CHECK(is_stored(outcome_of(store, members.offer_of(longer))));
+      CHECK(members.is_equal(longer));
+      store.drop_before({4, 2});  // the third one beside the second
+      for (int waits = 0; waits < 2000 && files_there() > 2; ++waits)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      CHECK(files_there() == 2);
+    }
+    SECTION("what a failed fetch was to use is freed") {
+      SnapshotOffer gone = members.offer_of(third);
+      gone.file = to_string(SnapshotName{{9, 2}, 1, 4});
+      CHECK_THAT(refusal_in(outcome_of(store, gone)), Contains("there is no file"));
+      members.warnings.wait_for_one(gone.file);
+      CHECK(files_there() == 1);
+    }
+    SECTION("it counts in the budget") {
+      store.set_budget(size_of(members.own + "/" + longer) + size_of(members.own + "/" + third) + 1);
+      CHECK(is_stored(outcome_of(store, members.offer_of(longer))));
+      CHECK(held_by(store) == Names{longer, third});
+      CHECK(files_there() == 2);
+    }
+  }
+  size_t whole = 0;
+  for (const std::string& file : {third, longer})
+    whole += std::filesystem::exists(members.replicas + "/" + file) ? 1 : 0;
+  CHECK(files_there() == whole);
 }
 
 TEST_CASE("what was trained after a rollback is later than what was rolled back", "[exchange]") {
