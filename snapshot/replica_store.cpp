@@ -191,8 +191,14 @@ void ReplicaStore::run() {
   for (;;) {
     changed_.wait(lock, [this] { return ending_ || !pending_.empty() || has_too_many_spent(); });
     if (ending_) return;
-    while (has_too_many_spent()) free_spent();
-    if (pending_.empty()) continue;
+    if (has_too_many_spent()) {
+      const std::string path = spent_.front().path;
+      spent_.erase(spent_.begin());
+      lock.unlock();
+      ::unlink(path.c_str());
+      lock.lock();
+      continue;
+    }
     const Pending next = std::move(pending_.front());
     pending_.erase(pending_.begin());
     lock.unlock();

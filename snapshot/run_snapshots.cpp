@@ -74,8 +74,9 @@ void each_file_in(const std::filesystem::path& folder, Use use) {
   }
 }
 
-// What a process that is gone was writing.
+// What a process that is gone was writing, or had set aside to write over.
 bool is_orphan(const std::string& name) {
+  if (was_left_unfinished(name)) return true;
   if (!name.starts_with(kSlotPrefix)) return false;
   const long pid = std::strtol(name.c_str() + kSlotPrefix.size(), nullptr, 10);
   return pid > 0 && kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;

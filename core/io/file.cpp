@@ -208,16 +208,17 @@ void MappedFile::make_writable(int64_t begin, int64_t count) const {
                      std::strerror(errno));
 }
 
+bool was_left_unfinished(std::string_view name) {
+  const auto unfinished = parse_unfinished(name);
+  struct stat state {};
+  return unfinished && unfinished->host == host_digits() &&
+         ::stat(fmt::format("/proc/{}", unfinished->process).c_str(), &state) != 0 && errno == ENOENT;
+}
+
 void remove_unfinished(const Path& folder) {
-  const auto ended = [own = host_digits()](const std::string& name) {
-    const auto unfinished = parse_unfinished(name);
-    struct stat state {};
-    return unfinished && unfinished->host == own &&
-           ::stat(fmt::format("/proc/{}", unfinished->process).c_str(), &state) != 0 && errno == ENOENT;
-  };
   try {
     for (const FolderEntry& entry : list_folder(folder))
-      if (entry.kind == FileKind::file && ended(entry.name))
+      if (entry.kind == FileKind::file && was_left_unfinished(entry.name))
         folder.opener().remove(folder.child(entry.name).text);
   } catch (const Error&) {  // there is no such folder yet, or it cannot be read: the write says so
   }

@@ -101,6 +101,8 @@ class AtomicFile {
 // other way round: what such a file is to become, by its name or path; nullopt where it is none.
 std::string unfinished_name(std::string_view name);
 std::optional<std::string_view> name_of_unfinished(std::string_view unfinished);
+// Whether a process of this host that has ended was writing the file of this name.
+bool was_left_unfinished(std::string_view name);
 
 // The same in one call.
 void write_file(const Path& path, std::string_view content, bool staged = false);

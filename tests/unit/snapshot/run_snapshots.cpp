@@ -6,6 +6,11 @@
 #include <string>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/io/file.h"
+#include "snapshot/snapshot.h"
 #include "tests/unit/io/scratch.h"
 
 using namespace het;
@@ -80,4 +85,22 @@ TEST_CASE("what is in one zone of several is scarce, on however many hosts it is
   ranks.peers[1].zone = "west";
   snapshots->follow(ranks.layout, 0, ranks.peers, "");
   CHECK_FALSE(snapshots->is_scarce());
+}
+
+TEST_CASE("what killed processes were writing in memory goes when a later snapshot is whole", "[snapshot]") {
+  const Scratch scratch;
+  const auto snapshots = snapshots_in(scratch, 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  const std::string folder = scratch.path("memory/replicas/0123456789abcdef");
+  make_folder(folder);
+  const std::string alive = unfinished_name(folder + "/" + to_string(SnapshotName{{7, 1}, 1, 2})),
+                    dead = alive.substr(0, alive.rfind('-') + 1) + std::to_string(child);
+  for (const std::string& path : {alive, dead}) write_file(path, "x");
+  snapshots->keep({8, 1});
+  snapshots->remove_older();
+  CHECK(kind_of(alive) == FileKind::file);
+  CHECK(kind_of(dead) == FileKind::none);
 }
