@@ -10,6 +10,7 @@
 
 #include "core/device/device.h"
 #include "core/program/program.h"
+#include "core/tensor/tensor.h"
 
 namespace het {
 
