@@ -58,7 +58,7 @@ ReplicaStore::~ReplicaStore() {
     changed_.notify_all();
   }
   thread_.join();
-  while (!spent_.empty()) free_spent();
+  while (!spent_.empty()) ::unlink(pop_spent().c_str());
   for (const Pending& pending : pending_) pending.outcome->finish(SnapshotRefusal{"the process ends"});
 }
 
@@ -118,9 +118,11 @@ bool ReplicaStore::has_too_many_spent() const {
   return spent_.size() > ranks.size();
 }
 
-void ReplicaStore::free_spent() {
-  ::unlink(spent_.front().path.c_str());
+// The one that was set aside first.
+std::string ReplicaStore::pop_spent() {
+  std::string path = std::move(spent_.front().path);
   spent_.erase(spent_.begin());
+  return path;
 }
 
 // One with so many bytes.
@@ -192,8 +194,7 @@ void ReplicaStore::run() {
     changed_.wait(lock, [this] { return ending_ || !pending_.empty() || has_too_many_spent(); });
     if (ending_) return;
     if (has_too_many_spent()) {
-      const std::string path = spent_.front().path;
-      spent_.erase(spent_.begin());
+      const std::string path = pop_spent();
       lock.unlock();
       ::unlink(path.c_str());
       lock.lock();
@@ -236,7 +237,7 @@ std::string ReplicaStore::make_room(const Pending& next) {
     for (const SpentFile& file : spent_) taken += file.bytes;
     if (next.offer.bytes <= budget_bytes_ - taken) return {};
     if (!spent_.empty()) {
-      free_spent();
+      ::unlink(pop_spent().c_str());
       continue;
     }
     auto goes = dispensable(next.name.rank, true);

@@ -88,7 +88,7 @@ class ReplicaStore {
   void remove(std::vector<HeldReplica>::iterator replica);
   void set_aside(std::vector<HeldReplica>::iterator replica);
   bool has_too_many_spent() const;
-  void free_spent();
+  std::string pop_spent();
   std::optional<std::string> take_spent(int64_t bytes);
   void warn(const std::string& sentence) const;
 

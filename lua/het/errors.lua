@@ -35,6 +35,13 @@ end
 --- Raise an error that the person can fix.
 function errors.usage(format, ...) errors.raise("usage", format, ...) end
 
+--- Print a warning, unless the program is to be quiet.
+-- @string format as of string.format
+function errors.warn(format, ...)
+  local native = require "het.native"
+  if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
+end
+
 --- Was it raised by the library or the engine? A recipe may raise any table.
 function errors.is_own(problem) return type(problem) == "table" and kinds[problem] ~= nil end
 

@@ -11,11 +11,9 @@ local files = require "het.model.folder"
 local places = require "het.train.places"
 local together = require "het.train.together"
 
-local claims = {}
+local warn = errors.warn
 
-local function warn(format, ...)
-  if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
-end
+local claims = {}
 
 -- The folders that this rank writes in, or may when others are lost. `what`: "save", "keep_best" or "snapshots" alone.
 local function claim_folders(run, what)

@@ -356,8 +356,8 @@ return define.constructor {
     { "reference", "model", "a frozen model whose output `loss` gets too: one that het.load returns, or the base of a "
       .. "`model` with adapters (nn.lora), which then is in memory once" },
     { "evaluate", "record", "on the held-out part, or other data", default = {}, instead = evaluate_instead, fields = {
-      { "data", "corpus|pairs", "what to evaluate on, all of it: of the vocabulary or the shapes of the training data, "
-        .. "all of which is then trained on (default: what `data` holds out). data.cifar10 stays divided: its test "
+      { "data", "corpus|pairs", "what to evaluate on, all of it: of the vocabulary or the shapes of the training data. "
+        .. "Training then uses all of `data` (default: what `data` holds out). data.cifar10 stays divided: its test "
         .. "images are evaluated, the others are trained on" },
       { "every", "integer", "steps between evaluations; 0: none", default = 250, min = 0 },
       { "batches", "integer", "batches of an evaluation", default = 20, min = 1 },

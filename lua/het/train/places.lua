@@ -1,5 +1,5 @@
---- The places of a run's snapshots: its folder, and the store that they are sent to. What is there before the run
--- writes, and errors where the run cannot begin beside that or go on with it.
+--- Where a run's snapshots are: in its folder and in its store. This finds what is there before the run writes, and
+-- raises errors where the run cannot begin beside it or resume from it.
 local native = require "het.native"
 local average = require "het.train.average"
 local errors = require "het.errors"

@@ -22,11 +22,9 @@ local record = require "het.train.record"
 local text = require "het.text"
 local together = require "het.train.together"
 
-local snapshots = {}
+local warn = errors.warn
 
-local function warn(format, ...)
-  if not native.settings.quiet then native.write("stderr", format:format(...) .. "\n") end
-end
+local snapshots = {}
 
 -- Seconds between two snapshots on disk that the recipe does not ask for, at least: a loss of all ranks is rare, and
 -- disks wear out.
