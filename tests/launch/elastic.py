@@ -14,6 +14,10 @@ import threading
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[1] / 'bench/recovery'))
+import bucket  # noqa: E402
 
 HETRUN = str(Path(sys.argv.pop(1)).resolve())
 RECIPE = Path(__file__).with_name('lopsided.lua')
@@ -88,6 +92,22 @@ class Elastic(unittest.TestCase):
 
     def until_said(self, process, pattern, count=1):
         self.until(process, lambda: len(re.findall(pattern, ''.join(process.said['stderr']))) >= count, pattern)
+
+    def slow_bucket(self, until):
+        """The address of a store whose snapshots arrive when there is a file."""
+        class Slow(bucket.Bucket):
+            folder = self.folder / 'store'
+
+            def do_PUT(self):
+                while 'step-' in self.path and not until.exists():
+                    time.sleep(0.01)
+                super().do_PUT()
+
+        server = bucket.Server(('127.0.0.1', 0), Slow)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever).start()
+        return f'http://127.0.0.1:{server.server_address[1]}'
 
     def records(self):
         path = self.folder / 'metrics.jsonl'
@@ -274,6 +294,23 @@ class Elastic(unittest.TestCase):
         head = self.start_held({10: 0}, f'--listen={place}', '--resume', *kept, workers=1, elastic='1:2')
         self.until_step(head, 9)
         [newcomer] = self.let_join(head, place, 10, *kept, count=1, members=2)   # by the command of every other day
+        self.ended(head)
+        self.ended(newcomer)
+        self.assert_same_curve(right)
+
+    def test_others_join_while_a_snapshot_waits_for_the_one_before_it(self):
+        """Which a rank that joins does not know: whether a snapshot is due is agreed on."""
+        right = self.undisturbed()
+        environment = {'AWS_ENDPOINT_URL': self.slow_bucket(until=self.folder / 'sent'), 'AWS_ACCESS_KEY_ID': 'key',
+                       'AWS_SECRET_ACCESS_KEY': 'secret', 'AWS_REGION': 'us-east-1'}
+        place = f'127.0.0.1:{free_port()}'
+        kept = ('--snapshots=snaps', '--trust', '--eager', '--store=s3://bucket/run')
+        with mock.patch.dict(os.environ, environment):
+            head = self.start_held({12: 0, 16: 0}, f'--listen={place}', *kept, workers=1, elastic='1:2')
+            self.until_step(head, 11)   # the snapshot after step 5 is being sent, and that after step 10 waits for it
+            [newcomer] = self.let_join(head, place, 12, *kept, count=1, members=2)
+        (self.folder / 'sent').touch()
+        self.go(16)
         self.ended(head)
         self.ended(newcomer)
         self.assert_same_curve(right)

@@ -26,6 +26,7 @@ local opt = het.options {
   replicas = { 2, "hosts that should have each part of the state", min = 1 },
   snapshots = { "", "folder for snapshots on disk", path = "write" },
   snapshot_every = { 5, "steps between these", min = 1 },
+  store    = { "", "gets a copy of each" },
   eager    = { false, "take in who waits to join, whether it pays or not" },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
@@ -69,7 +70,7 @@ return het.train {
   snapshot = { memory = opt.memory, memory_every = opt.memory_every > 0 and opt.memory_every or nil,
     memory_limit = opt.memory_limit ~= "" and opt.memory_limit or nil,
     replicas = opt.replicas, every = opt.snapshot_every,
-    folder = opt.snapshots ~= "" and opt.snapshots or nil },
+    folder = opt.snapshots ~= "" and opt.snapshots or nil, store = opt.store ~= "" and opt.store or nil },
   on_change = opt.eager and function(run, change)
     return change.kind == "waiting" or het.policy.on_change(run, change)
   end or nil,

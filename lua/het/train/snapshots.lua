@@ -74,9 +74,23 @@ function snapshots.begin_state(run)
   if store and run.overwrite and run.rank == 0 then native.store_clear(store) end
 end
 
+-- Ranks that join do not know which snapshots were taken before, nor whether one waits for the one before it. All ranks
+-- take a snapshot after the same step, so all go by what any of them knows.
+local function share_what_was_taken(run)
+  local own = native.json_encode { due = run.disk_due or false, taken = run.snapshot_taken }
+  for _, words in ipairs(run.cluster:all_gather(own)) do
+    local theirs = native.json_decode(words)
+    run.disk_due = run.disk_due or theirs.due
+    for tier, taken in pairs(theirs.taken) do
+      if taken.step > (snapshots.step_of(run, tier) or -1) then run.snapshot_taken[tier] = taken end
+    end
+  end
+end
+
 --- A session has begun: its plan says who writes what. All ranks call it.
 function snapshots.follow(run, program)
   if not run.snapshots then return end
+  if run.cluster then share_what_was_taken(run) end
   run.snapshots:follow(run.cluster, program, run.plan and tostring(run.plan) or "")
   local short = run.snapshots:memory().short_rank
   if short and run.cluster:rank() == short then
