@@ -180,9 +180,9 @@ constexpr std::array kRefused{
     // other programs and other processes
     SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp,
     SYS_pidfd_send_signal, SYS_process_madvise, SYS_process_mrelease, SYS_kill, SYS_tkill,
-    SYS_rt_sigqueueinfo, SYS_setpriority, SYS_ioprio_set, SYS_sched_setscheduler, SYS_sched_setparam,
-    SYS_sched_setattr, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_msgget, SYS_msgsnd, SYS_msgrcv, SYS_msgctl,
-    SYS_semget, SYS_semop, SYS_semtimedop, SYS_semctl, SYS_mq_open, SYS_mq_unlink,
+    SYS_rt_sigqueueinfo, SYS_setpriority, SYS_ioprio_set, SYS_sched_setparam, SYS_sched_setattr, SYS_shmget,
+    SYS_shmat, SYS_shmctl, SYS_msgget, SYS_msgsnd, SYS_msgrcv, SYS_msgctl, SYS_semget, SYS_semop,
+    SYS_semtimedop, SYS_semctl, SYS_mq_open, SYS_mq_unlink,
     // what files and devices are called, and what is kept of them
     SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_open_by_handle_at, SYS_name_to_handle_at,
     SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_fspick, SYS_move_mount, SYS_open_tree, SYS_mount_setattr,
@@ -214,6 +214,9 @@ void enforce_seccomp(const Confinement& wanted) {
   // A thread signals threads of this process, as abort() does, and bounds that process.
   for (const long call : {SYS_tgkill, SYS_rt_tgsigqueueinfo, SYS_prlimit64})
     filter.refuse_but(call, 0, {0, static_cast<uint32_t>(getpid())});
+  // A thread gives way to all others.
+  filter.refuse_but(SYS_sched_setscheduler, 0, {0});
+  filter.refuse_but(SYS_sched_setscheduler, 1, {SCHED_IDLE});
   filter.refuse_processes();
   // Requests to a terminal that type for its user, or choose what the user pastes.
   filter.refuse_with(SYS_ioctl, 1, {TIOCSTI, TIOCLINUX});

@@ -147,7 +147,9 @@ void ExchangeConnection::send_file(const Descriptor& file, int64_t offset, int64
   }
 }
 
-std::string exchange_group() { return digest_of_name("snapshots"); }
+std::string exchange_group(bool idle) {
+  return digest_of_name(idle ? "snapshots at idle priority" : "snapshots");
+}
 
 ExchangeConnection connect_exchange(const Endpoint& endpoint, const ExchangeIdentity& identity,
                                     const StopSignal& stop) {
@@ -171,7 +173,7 @@ ExchangeConnection connect_exchange(const Endpoint& endpoint, const ExchangeIden
   if (!is_greeting(greeting)) fail(ErrorKind::peer, "what answers at {} is no process of a run", who);
   Hello hello;
   hello.run = digest_of_name(identity.run);
-  hello.group = exchange_group();
+  hello.group = exchange_group(identity.idle);
   hello.nonce = random_bytes(kHelloNonceBytes);
   const std::string message = write_hello(hello, greeting, identity.secret);
   connection.send(message);

@@ -76,9 +76,10 @@ struct ExchangeIdentity {
   std::string run, secret;                  // both ends have the same
   std::chrono::milliseconds connect{5000};  // until the other end has proved that it is of the run
   std::chrono::milliseconds progress{10'000};
+  bool idle = false;  // the other end serves this connection at idle priority
 };
 // The digest that the hellos of these connections have as their group.
-std::string exchange_group();
+std::string exchange_group(bool idle);
 // A connection whose two ends have proved to each other that they are of one run. Throws Error(peer) naming
 // the endpoint, Error(usage) for one that is not numeric.
 ExchangeConnection connect_exchange(const Endpoint& endpoint, const ExchangeIdentity& identity,

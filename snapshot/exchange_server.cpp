@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "core/base/error.h"
+#include "core/base/idle_priority.h"
 #include "core/io/files.h"
 #include "core/net/frame.h"
 
@@ -74,6 +75,7 @@ struct SnapshotServer::Session {
 
   Acceptor::Arrival arrival;  // its socket is the connection's
   ExchangeConnection connection;
+  bool idle_priority = false;
   std::atomic<bool> ended = false;
   std::atomic<Clock::rep> idle_since = 0;  // 0: it is busy
   std::thread thread;
@@ -121,7 +123,8 @@ void SnapshotServer::admit(Acceptor::Arrival arrival) {
     (*at)->thread.join();
     at = sessions_.erase(at);
   }
-  if (arrival.hello.group != exchange_group()) {
+  const bool idle = arrival.hello.group == exchange_group(true);
+  if (!idle && arrival.hello.group != exchange_group(false)) {
     acceptor_->answer(arrival, {Verdict::other_run, 0});
     return;
   }
@@ -135,6 +138,7 @@ void SnapshotServer::admit(Acceptor::Arrival arrival) {
   sessions_.push_back(std::make_unique<Session>(std::move(arrival), options_, stop_));
   Session& session = *sessions_.back();
   session.idle_since = Clock::now().time_since_epoch().count();
+  session.idle_priority = idle;
   try {
     session.thread = std::thread([this, &session] { serve(session); });
   } catch (const std::system_error&) {  // the machine has no thread left: the peer tries elsewhere
@@ -160,6 +164,7 @@ bool SnapshotServer::make_room() {
 
 void SnapshotServer::serve(Session& session) {
   block_sigpipe();
+  if (session.idle_priority) take_idle_priority();
   ServedFile file;
   try {
     while (const auto content = session.connection.next_frame(Clock::now() + options_.idle)) {

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <future>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "core/base/elapsed.h"
 #include "core/base/error.h"
+#include "core/base/idle_priority.h"
 #include "core/base/units.h"
 #include "core/io/file.h"
 #include "snapshot/reader.h"
@@ -55,6 +59,7 @@ ReplicaStore::~ReplicaStore() {
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
+    if (idle_peers_ != nullptr) idle_peers_->stop();
     changed_.notify_all();
   }
   thread_.join();
@@ -268,14 +273,60 @@ void ReplicaStore::fetch(const Pending& next) {
     if (const HeldReplica* latest = latest_of(next.name.rank)) options.previous = folder.child(latest->file);
     options.spent = spent.path;
   }
-  const SnapshotTransfer transfer =
-      peers_.fetch(parse_endpoint(next.offer.from), next.offer.file, folder.child(next.offer.file), options);
+  const SnapshotTransfer made = transfer(next, std::move(options));
   {
     std::lock_guard lock(mutex_);
     held_.push_back({next.offer.file, next.name, next.offer.bytes});
     std::sort(held_.begin(), held_.end(), stands_before);
   }
-  next.outcome->finish(transfer);
+  next.outcome->finish(made);
+}
+
+// Throws what PeerSnapshots::fetch does.
+SnapshotTransfer ReplicaStore::transfer(const Pending& next, FetchOptions options) {
+  if (priority_.is_idle()) {
+    if (const auto made = transfer_idle(next, options)) return *made;
+    options.spent.reset();  // which may have been written over
+  }
+  const auto began = std::chrono::steady_clock::now();
+  const SnapshotTransfer made = peers_.fetch(parse_endpoint(next.offer.from), next.offer.file,
+                                             Path(options_.folder).child(next.offer.file), options);
+  priority_.count_normal(next.offer.bytes, seconds_since(began));
+  return made;
+}
+
+// Nothing: it took too long. The thread that waits keeps its priority, for it holds the lock at times.
+std::optional<SnapshotTransfer> ReplicaStore::transfer_idle(const Pending& next,
+                                                            const FetchOptions& options) {
+  ExchangeIdentity identity = options_.identity;
+  identity.idle = true;
+  const auto peers = std::make_shared<PeerSnapshots>(std::move(identity));
+  {
+    std::lock_guard lock(mutex_);
+    if (ending_) peers->stop();
+    idle_peers_ = peers;
+  }
+  std::future<SnapshotTransfer> made;
+  try {
+    made = std::async(std::launch::async, [&] {
+      take_idle_priority();
+      return peers->fetch(parse_endpoint(next.offer.from), next.offer.file,
+                          Path(options_.folder).child(next.offer.file), options);
+    });
+  } catch (const std::system_error&) {  // the machine has no thread left
+    return std::nullopt;
+  }
+  const bool in_time = made.wait_for(priority_.limit(next.offer.bytes)) == std::future_status::ready;
+  if (!in_time) peers->stop();
+  try {
+    SnapshotTransfer transfer = made.get();
+    priority_.count_idle();
+    return transfer;
+  } catch (const Error&) {
+    if (in_time) throw;
+  }
+  priority_.give_up_idle();
+  return std::nullopt;
 }
 
 }  // namespace het

@@ -18,6 +18,7 @@
 #include "core/base/descriptor.h"
 #include "snapshot/exchange_client.h"
 #include "snapshot/exchange_server.h"
+#include "snapshot/fetch_priority.h"
 
 namespace het {
 
@@ -80,6 +81,8 @@ class ReplicaStore {
   void take_over();
   void run();
   void fetch(const Pending& next);
+  SnapshotTransfer transfer(const Pending& next, FetchOptions options);
+  std::optional<SnapshotTransfer> transfer_idle(const Pending& next, const FetchOptions& options);
   std::string problem_of(const SnapshotOffer& offer, const SnapshotName& name) const;
   std::string make_room(const Pending& next);
   std::vector<HeldReplica>::iterator dispensable(int64_t rank, bool same_rank);
@@ -95,12 +98,14 @@ class ReplicaStore {
   const ReplicaStoreOptions options_;
   Descriptor folder_;  // open for as long as the folder is this store's
   PeerSnapshots peers_;
+  FetchPriority priority_;    // the thread's
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   int64_t budget_bytes_ = 0;
-  std::vector<HeldReplica> held_;  // by rank, of each the latest first
-  std::vector<Pending> pending_;   // at most one for each rank
-  std::vector<SpentFile> spent_;   // their bytes count in the budget
+  std::vector<HeldReplica> held_;              // by rank, of each the latest first
+  std::vector<Pending> pending_;               // at most one for each rank
+  std::vector<SpentFile> spent_;               // their bytes count in the budget
+  std::shared_ptr<PeerSnapshots> idle_peers_;  // of a fetch at idle priority
   bool ending_ = false;
   std::thread thread_;
 };

@@ -4,11 +4,13 @@
 #include <filesystem>
 #include <thread>
 
+#include <sched.h>
 #include <sys/stat.h>
 
 #include "core/io/file.h"
 #include "snapshot/replica_store.h"
 #include "tests/unit/snapshot/exchange_testing.h"
+#include "tests/unit/snapshot/relay.h"
 
 using namespace het;
 using namespace het::testing;
@@ -146,6 +148,63 @@ TEST_CASE("the memory of a dropped replica serves the next one of its size", "[e
   for (const std::string& file : {third, longer})
     whole += std::filesystem::exists(members.replicas + "/" + file) ? 1 : 0;
   CHECK(files_there() == whole);
+}
+
+TEST_CASE("fetches at idle priority are given up where they take much longer, and tried again later",
+          "[exchange]") {
+  constexpr int64_t kBytes = 100'000'000;
+  FetchPriority priority;
+  const auto normal_ones = [&] {
+    int count = 0;
+    for (; !priority.is_idle(); ++count) priority.count_normal(kBytes, 0.1);
+    return count;
+  };
+  CHECK(normal_ones() == 1);
+  CHECK(priority.limit(kBytes) == std::chrono::milliseconds(400));  // three times as long, and 0.1 s
+  priority.give_up_idle();
+  CHECK(normal_ones() == 4);
+  priority.give_up_idle();
+  CHECK(normal_ones() == 8);
+  for (int success = 0; success < 3; ++success) priority.count_idle();
+  CHECK(priority.is_idle());
+  priority.give_up_idle();
+  CHECK(normal_ones() == 4);
+  for (int i = 0; i < 20; ++i) priority.give_up_idle();
+  CHECK(normal_ones() == 256);
+}
+
+TEST_CASE("a connection at idle priority is served at it", "[exchange]") {
+  const Scratch scratch;
+  const auto server = SnapshotServer::start(server_options({scratch.folder()}));
+  const auto idle_threads = [] {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+      count += sched_getscheduler(std::stoi(entry.path().filename())) == SCHED_IDLE ? 1 : 0;
+    return count;
+  };
+  ExchangeIdentity identity = identity_of();
+  PeerSnapshots normal(identity);
+  normal.list(server->endpoint());
+  CHECK(idle_threads() == 0);
+  identity.idle = true;
+  PeerSnapshots idle(identity);
+  idle.list(server->endpoint());
+  CHECK(idle_threads() == 1);
+}
+
+TEST_CASE("a replica that does not come at idle priority comes at normal priority", "[exchange]") {
+  TwoMembers members;
+  Relay::Fault fault;
+  fault.silent = 1;
+  Relay relay(members.server->endpoint(), fault);
+  ReplicaStore store(members.options());
+  const std::string first = members.write(1), second = members.write(2);
+  CHECK(is_stored(outcome_of(store, members.offer_of(first))));
+  SnapshotOffer offer = members.offer_of(second);
+  offer.from = to_string(relay.endpoint());
+  CHECK(is_stored(outcome_of(store, offer)));
+  CHECK(members.is_equal(second));
+  CHECK(members.warnings.size() == 0);
 }
 
 TEST_CASE("what was trained after a rollback is later than what was rolled back", "[exchange]") {
