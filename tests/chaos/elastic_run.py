@@ -10,12 +10,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from pathlib import Path
 
-import network
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / 'bench/recovery'))
+import bucket  # noqa: E402
+import network  # noqa: E402
 
 RECIPE = Path(__file__).resolve().parent.parent / 'launch' / 'lopsided.lua'
 PATIENCE = 120   # seconds of one run
@@ -123,7 +126,7 @@ class Run:
         self.metrics = [folder / 'metrics.jsonl']   # of each start
         self.damaged, self.processes, self.timers, self.terminated, self.seen_memories = False, [], [], set(), set()
         self.network = self.etcd = self.resumed_with = self.place = None
-        self.mounted = False
+        self.mounted, self.bucket = False, None
         self.gates = {step: folder / f'gate-{step}' for step in schedule.events}
         self.deadline = time.monotonic() + PATIENCE
 
@@ -131,7 +134,7 @@ class Run:
 
     def environment(self, host, workers, faults=True):
         holds = [f'rank={rank} step={step} hold={gate}' for step, gate in self.gates.items() for rank in range(workers)]
-        return {'HETRUN_SECRET': self.secret, 'HETRUN_HOST': host,
+        return {**(self.bucket.variables if self.bucket else {}), 'HETRUN_SECRET': self.secret, 'HETRUN_HOST': host,
                 'HETRUN_FAULT': ', '.join(holds + self.schedule.faults) if faults else ''}
 
     def launch(self, words, host, workers, under=(), faults=True):
@@ -147,6 +150,9 @@ class Run:
             (self.folder / 'kept').mkdir()
             subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=6m', 'tmpfs', self.folder / 'kept'], check=True)
             self.mounted = True
+        if schedule.store:
+            draw = random.Random(schedule.seed)
+            self.bucket = bucket.SlowBucket(self.folder / 'bucket', lambda _: time.sleep(draw.uniform(0, 0.6)))
         if schedule.world == 'etcd':
             self.start_with_etcd()
         elif schedule.world == 'hosts':
@@ -399,7 +405,9 @@ class Run:
             self.network.close()
         if self.etcd:
             self.etcd.kill()
-        self.network = self.etcd = None
+        if self.bucket:
+            self.bucket.close()
+        self.network = self.etcd = self.bucket = None
         if self.mounted:
             subprocess.run(['umount', '-l', self.folder / 'kept'], check=False)
         for folder in self.seen_memories:

@@ -41,6 +41,9 @@ class Schedule:
         self.disk = self.world == 'resume' or (self.world == 'launcher' and draw.random() < 0.3)
         self.events, self.faults, self.kinds = {}, [], set()
         self._draw_faults(draw)
+        # A bucket in which snapshots arrive late, beside what is drawn otherwise: seeds keep their faults.
+        self.store = self.world in ('launcher', 'joins', 'etcd') and random.Random(f'store {seed}').random() < 0.3
+        self.disk = self.disk or self.store
 
     def _draw_faults(self, draw):
         weights = WORLDS[self.world][1]
@@ -76,7 +79,9 @@ class Schedule:
         if self.sharded:
             words.append('--sharded')
         if self.disk:
-            words += ['--snapshots=kept', f'--snapshot_every={3 if self.world == "resume" else 7}']
+            words += ['--snapshots=kept', f'--snapshot_every={3 if self.world == "resume" or self.store else 7}']
+        if self.store:
+            words += ['--store=s3://bucket/run', '--trust']   # a recipe may send data nowhere else
         return words
 
     def may_be_lost(self):
@@ -98,4 +103,4 @@ class Schedule:
         parts = [f'step {step}: {what} rank {rank}' for step, (what, rank, _) in self.events.items()]
         parts += [f'fault {fault}' for fault in self.faults]
         return (f'seed {self.seed}: {self.world}, {self.workers} ranks, {self.plan}{", sharded optimizer" if self.sharded else ""}'
-                f'{", snapshots on disk" if self.disk else ""}; {"; ".join(parts)}')
+                f'{", snapshots on disk" if self.disk else ""}{" and in a slow bucket" if self.store else ""}; {"; ".join(parts)}')

@@ -93,21 +93,10 @@ class Elastic(unittest.TestCase):
     def until_said(self, process, pattern, count=1):
         self.until(process, lambda: len(re.findall(pattern, ''.join(process.said['stderr']))) >= count, pattern)
 
-    def slow_bucket(self, until):
-        """The address of a store whose snapshots arrive when there is a file."""
-        class Slow(bucket.Bucket):
-            folder = self.folder / 'store'
-
-            def do_PUT(self):
-                while 'step-' in self.path and not until.exists():
-                    time.sleep(0.01)
-                super().do_PUT()
-
-        server = bucket.Server(('127.0.0.1', 0), Slow)
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
-        threading.Thread(target=server.serve_forever).start()
-        return f'http://127.0.0.1:{server.server_address[1]}'
+    def until_there(self, path):
+        deadline = time.monotonic() + WAIT
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def records(self):
         path = self.folder / 'metrics.jsonl'
@@ -301,11 +290,11 @@ class Elastic(unittest.TestCase):
     def test_others_join_while_a_snapshot_waits_for_the_one_before_it(self):
         """Which a rank that joins does not know: whether a snapshot is due is agreed on."""
         right = self.undisturbed()
-        environment = {'AWS_ENDPOINT_URL': self.slow_bucket(until=self.folder / 'sent'), 'AWS_ACCESS_KEY_ID': 'key',
-                       'AWS_SECRET_ACCESS_KEY': 'secret', 'AWS_REGION': 'us-east-1'}
         place = f'127.0.0.1:{free_port()}'
         kept = ('--snapshots=snaps', '--trust', '--eager', '--store=s3://bucket/run')
-        with mock.patch.dict(os.environ, environment):
+        slow = bucket.SlowBucket(self.folder / 'store', lambda _: self.until_there(self.folder / 'sent'))
+        self.addCleanup(slow.close)
+        with mock.patch.dict(os.environ, slow.variables):
             head = self.start_held({12: 0, 16: 0}, f'--listen={place}', *kept, workers=1, elastic='1:2')
             self.until_step(head, 11)   # the snapshot after step 5 is being sent, and that after step 10 waits for it
             [newcomer] = self.let_join(head, place, 12, *kept, count=1, members=2)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A server of S3's objects as files of a folder, for benchmarks: put, in parts too, ranged get, head, list, delete.
-Signatures are not looked at. usage: bucket.py ADDRESS PORT FOLDER"""
+"""A server of S3's objects as files of a folder, for benchmarks and tests: put, in parts too, ranged get, head, list,
+delete. Signatures are not looked at. usage: bucket.py ADDRESS PORT FOLDER"""
 
 import hashlib
 import os
 import sys
+import threading
 import urllib.parse
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -114,6 +115,28 @@ class Bucket(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
         pass   # clients that vanish are what is measured
+
+
+class SlowBucket:
+    """A bucket on this machine whose snapshots arrive late. `wait` is called with the path of each before it is kept;
+    `variables` of the environment lead to it."""
+
+    def __init__(self, folder, wait):
+        class Slow(Bucket):
+            def do_PUT(self):
+                if 'step-' in self.path:
+                    wait(self.path)
+                super().do_PUT()
+
+        Slow.folder = folder
+        self.server = Server(('127.0.0.1', 0), Slow)
+        threading.Thread(target=self.server.serve_forever).start()
+        self.variables = {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{self.server.server_address[1]}', 'AWS_ACCESS_KEY_ID': 'key',
+                          'AWS_SECRET_ACCESS_KEY': 'secret', 'AWS_REGION': 'us-east-1'}
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
 
 
 def main():
