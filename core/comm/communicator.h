@@ -114,8 +114,8 @@ std::vector<std::string> all_gather_text(Communicator& group, const std::string&
 class Pacer {
  public:
   virtual ~Pacer() = default;
-  // When an operation that all its ranks had reached at `arrived` may be done. `ranks`: the group's, in the
-  // fabric; `rank`: this one's place among them. From any thread.
+  // When an operation that all its ranks have reached, at `arrived`, may be done: called then, before its
+  // bytes travel. `ranks`: the group's, in the fabric; `rank`: this one's place among them. From any thread.
   virtual CommClock::time_point release(const CollectiveRequest& request, const std::vector<int>& ranks,
                                         int rank, CommClock::time_point arrived) = 0;
 };

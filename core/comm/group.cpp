@@ -104,7 +104,7 @@ class Group final : public Communicator, public FailureDetector, public std::ena
   void run(Queue& queue, Operation& operation);
   void post_messages(Queue& queue);
   void interrupted(Queue& queue);
-  void hold(Queue& queue, const Operation& operation, CommClock::time_point arrived);
+  void hold(Queue& queue, CommClock::time_point release);
   struct Missing {
     PendingPeer rank;
     bool has_come;
@@ -285,11 +285,11 @@ void Group::serve(Queue& queue) {
 
 void Group::run(Queue& queue, Operation& operation) {
   queue.state->begin_operation();
-  CommClock::time_point arrived;
+  CommClock::time_point release;
   const bool paced = options_.pacer != nullptr && size_ > 1;
   if (paced) {
     meet(operation.request, rank(), size_, *queue.state);
-    arrived = CommClock::now();
+    release = options_.pacer->release(operation.request, options_.ranks, rank(), CommClock::now());
   }
   if (paced || !queue.channel.is_message()) {
     run_collective(operation.request, rank(), size_, *queue.state, operation.in, operation.out,
@@ -301,7 +301,7 @@ void Group::run(Queue& queue, Operation& operation) {
     else
       queue.state->await_received(operation.request.peer, operation.mark);
   }
-  if (paced) hold(queue, operation, arrived);
+  if (paced) hold(queue, release);
 }
 
 // The oldest message and some that follow it: the other end answers them while this one is on its way.
@@ -318,9 +318,7 @@ void Group::post_messages(Queue& queue) {
     operation->mark = post_message(operation->request, *queue.state, operation->in, operation->out);
 }
 
-void Group::hold(Queue& queue, const Operation& operation, CommClock::time_point arrived) {
-  const CommClock::time_point release =
-      options_.pacer->release(operation.request, options_.ranks, rank(), arrived);
+void Group::hold(Queue& queue, CommClock::time_point release) {
   Lock lock(tracker_.mutex);
   queue.work.wait_until(lock, release, [&] { return !tracker_.alive(); });
   if (!tracker_.alive()) throw GaveUp{};
