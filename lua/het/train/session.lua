@@ -124,7 +124,10 @@ local function take_state(self, graph, program, before)
     if not run.has_state then together.call(run, places.require_states, run, graph) end
     together.give_up(run, lost)
   end
-  if not restored then return together.call(run, places.expect_none, run) end
+  if not restored then
+    together.call(run, places.expect_none, run)
+    return snapshots.say_none(run)
+  end
   if not run.has_state and restored.step < run.step then   -- the last save has had more steps
     run.state:clear()
     run.state:set_step(run.step)
