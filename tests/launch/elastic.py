@@ -361,6 +361,19 @@ class Elastic(unittest.TestCase):
                 self.assertRegex(out, '^the ')
                 self.assert_same_curve(right)
 
+    def test_all_ranks_are_lost_who_alone_had_the_state_and_one_that_waits_begins_anew(self):
+        right = self.undisturbed()
+        place = f'127.0.0.1:{free_port()}'
+        head = self.start_held({10: 0}, f'--listen={place}', host='alpha', workers=1, elastic='1:2')
+        self.until_step(head, 9)
+        newcomer = self.start(f'--join={place}', '--warn-after=0.2s', workers=1, elastic=None, environment={'HETRUN_HOST': 'beta'})
+        self.until_said(newcomer, 'waits to join')
+        os.kill(self.ranks(head)[0], signal.SIGKILL)
+        _, err = self.ended(newcomer)
+        self.assertIn('neither a rank nor a snapshot has the state of this run; it begins after step 0', err)
+        self.ended(head)
+        self.assert_same_curve(right)
+
     def test_all_ranks_are_lost_and_started_again_from_the_last_save(self):
         right = self.undisturbed()
         process = self.start_held({20: 1}, '--respawn', '--save=model', '--fresh')
