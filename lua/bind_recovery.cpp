@@ -126,6 +126,9 @@ void snapshots_keep(SnapshotsHandle& snapshots, int64_t step, int64_t generation
   snapshots->keep({step, generation});
   if (older) snapshots->remove_older();
 }
+void snapshots_discard_sent(SnapshotsHandle& snapshots, SnapshotTaskHandle& task) {
+  snapshots->discard_sent(*task);
+}
 // folder, the field that names it, number of the run -> a claim, until it is released.
 ClaimHandle claim_folder(Path folder, std::string field, int64_t run) {
   return std::make_shared<FolderClaim>(folder, field.c_str(), run);
@@ -275,6 +278,21 @@ void store_clear(Path url) {
   for (const ListedSnapshot& listed : list_snapshots(*store))
     for (const std::string& key : listed.files) store->remove(key);
 }
+// URL, key, path: the file becomes the object.
+void store_put(Path url, std::string key, Path file) { open_store(url)->put(key, file); }
+// URL, key -> all of an object that holds text; nil: there is none.
+int store_text(lua_State* L) {
+  const auto store = open_store(Convert<Path>::get(L, 1));
+  const std::string key = Convert<std::string>::get(L, 2);
+  const auto bytes = store->size(key);
+  if (!bytes) return 0;
+  constexpr int64_t kMost = int64_t{256} << 20;
+  if (*bytes > kMost)
+    fail_usage("{} has {} bytes; text of at most {} is read", store->url_of(key), *bytes, kMost);
+  std::string text(static_cast<size_t>(*bytes), '\0');
+  store->get_range(key, 0, std::as_writable_bytes(std::span(text)));
+  return Convert<std::string>::push(L, text);
+}
 bool notices_acknowledge(NoticesHandle& notices) { return notices->acknowledge(); }
 void end_notices() { let_sigterm_leave(false); }
 
@@ -295,7 +313,8 @@ void add_recovery(lua_State* L) {
           bind<&snapshots_behind_bytes>("behind_bytes"), bind<&snapshots_take>("take"),
           bind<&snapshots_warnings>("warnings"), bind<&snapshots_keep>("keep"),
           bind<&snapshots_clear_memory>("clear_memory"), bind<&snapshots_stop_replicas>("stop_replicas"),
-          bind<&snapshots_memory>("memory"), bind<&snapshots_leave>("leave"), bind<&snapshots_claim>("claim"),
+          bind<&snapshots_memory>("memory"), bind<&snapshots_discard_sent>("discard_sent"),
+          bind<&snapshots_leave>("leave"), bind<&snapshots_claim>("claim"),
           bind<&snapshots_release>("release")});
   make_class<ClaimHandle>(L, {bind<&claim_release>("release"), bind<&claim_renew>("renew")});
   make_class<StoreClaimHandle>(L, {bind<&store_claim_wait>("wait"), bind<&store_claim_sentence>("sentence"),
@@ -308,9 +327,10 @@ void add_recovery(lua_State* L) {
   set_functions(
       L, "native.",
       {bind<&watch_for_notices>("watch_for_notices"), bind<&end_notices>("end_notices"),
-       bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"),
-       bind<&claim_folder>("claim_folder"), bind<&claim_store>("claim_store"),
-       bind<&new_run_snapshots>("run_snapshots"), bind<&restore_state>("restore"), bind<&host>("host")});
+       bind<&store_newest>("store_newest"), bind<&store_clear>("store_clear"), bind<&store_put>("store_put"),
+       bind<&store_text>("store_text"), bind<&claim_folder>("claim_folder"),
+       bind<&claim_store>("claim_store"), bind<&new_run_snapshots>("run_snapshots"),
+       bind<&restore_state>("restore"), bind<&host>("host")});
 }
 
 }  // namespace het::lua

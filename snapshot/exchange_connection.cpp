@@ -73,8 +73,12 @@ void ExchangeConnection::late() const {
 // False: the deadline passed.
 bool ExchangeConnection::ready(Ready ready, Deadline deadline) const {
   const bool found = wait_for(socket_, ready, deadline, stop_->number());
-  if (stop_->is_set()) fail(ErrorKind::peer, "the connection to {} was ended here", who_);
+  check_stopped();
   return found;
+}
+
+void ExchangeConnection::check_stopped() const {
+  if (stop_->is_set()) fail(ErrorKind::peer, "the connection to {} was ended here", who_);
 }
 
 void ExchangeConnection::send(std::string_view bytes) {

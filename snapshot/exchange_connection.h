@@ -41,6 +41,8 @@ class ExchangeConnection {
   const std::string& who() const { return who_; }
   // The other end has closed the connection, as it may at any time.
   bool is_lost() const { return lost_; }
+  // For work between waits: throws what a wait would.
+  void check_stopped() const;
   // Let the wait of another thread that uses the connection end.
   void shut_down() const;
 

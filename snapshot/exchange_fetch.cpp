@@ -119,6 +119,7 @@ class Fetch {
     const auto previous = open_previous(options.previous);
     std::vector<Chunk> missing;
     for (const Chunk& chunk : chunks_in(manifest_)) {
+      connection_.check_stopped();
       if (!previous || !previous->read(manifest_, chunk, buffer_.get())) {
         missing.push_back(chunk);
         continue;

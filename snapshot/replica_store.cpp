@@ -273,7 +273,7 @@ void ReplicaStore::fetch(const Pending& next) {
     if (const HeldReplica* latest = latest_of(next.name.rank)) options.previous = folder.child(latest->file);
     options.spent = spent.path;
   }
-  const SnapshotTransfer made = transfer(next, std::move(options));
+  const SnapshotTransfer made = transfer(next, options);
   {
     std::lock_guard lock(mutex_);
     held_.push_back({next.offer.file, next.name, next.offer.bytes});
@@ -283,29 +283,37 @@ void ReplicaStore::fetch(const Pending& next) {
 }
 
 // Throws what PeerSnapshots::fetch does.
-SnapshotTransfer ReplicaStore::transfer(const Pending& next, FetchOptions options) {
-  if (priority_.is_idle()) {
+SnapshotTransfer ReplicaStore::transfer(const Pending& next, const FetchOptions& options) {
+  FetchPriority& priority = priorities_[next.name.rank];
+  if (priority.is_idle()) {
     if (const auto made = transfer_idle(next, options)) return *made;
-    options.spent.reset();  // which may have been written over
+    priority.give_up_idle();
   }
   const auto began = std::chrono::steady_clock::now();
   const SnapshotTransfer made = peers_.fetch(parse_endpoint(next.offer.from), next.offer.file,
                                              Path(options_.folder).child(next.offer.file), options);
-  priority_.count_normal(next.offer.bytes, seconds_since(began));
+  priority.count_normal(next.offer.bytes, seconds_since(began));
   return made;
 }
 
-// Nothing: it took too long. The thread that waits keeps its priority, for it holds the lock at times.
+std::shared_ptr<PeerSnapshots> ReplicaStore::idle_peers() {
+  std::lock_guard lock(mutex_);
+  if (idle_peers_ == nullptr || idle_peers_->is_stopped()) {
+    ExchangeIdentity identity = options_.identity;
+    identity.idle = true;
+    idle_peers_ = std::make_shared<PeerSnapshots>(std::move(identity));
+    if (ending_) idle_peers_->stop();
+  }
+  return idle_peers_;
+}
+
+// Nothing: it took too long, or failed. The thread that waits keeps its priority, for it holds the lock at
+// times.
 std::optional<SnapshotTransfer> ReplicaStore::transfer_idle(const Pending& next,
                                                             const FetchOptions& options) {
-  ExchangeIdentity identity = options_.identity;
-  identity.idle = true;
-  const auto peers = std::make_shared<PeerSnapshots>(std::move(identity));
-  {
-    std::lock_guard lock(mutex_);
-    if (ending_) peers->stop();
-    idle_peers_ = peers;
-  }
+  FetchPriority& priority = priorities_[next.name.rank];
+  const std::shared_ptr<PeerSnapshots> peers = idle_peers();
+  const auto began = std::chrono::steady_clock::now();
   std::future<SnapshotTransfer> made;
   try {
     made = std::async(std::launch::async, [&] {
@@ -316,17 +324,14 @@ std::optional<SnapshotTransfer> ReplicaStore::transfer_idle(const Pending& next,
   } catch (const std::system_error&) {  // the machine has no thread left
     return std::nullopt;
   }
-  const bool in_time = made.wait_for(priority_.limit(next.offer.bytes)) == std::future_status::ready;
-  if (!in_time) peers->stop();
+  if (made.wait_for(priority.limit(next.offer.bytes)) != std::future_status::ready) peers->stop();
   try {
-    SnapshotTransfer transfer = made.get();
-    priority_.count_idle();
+    const SnapshotTransfer transfer = made.get();
+    priority.count_idle(next.offer.bytes, seconds_since(began));
     return transfer;
   } catch (const Error&) {
-    if (in_time) throw;
+    return std::nullopt;
   }
-  priority_.give_up_idle();
-  return std::nullopt;
 }
 
 }  // namespace het

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -81,7 +82,8 @@ class ReplicaStore {
   void take_over();
   void run();
   void fetch(const Pending& next);
-  SnapshotTransfer transfer(const Pending& next, FetchOptions options);
+  SnapshotTransfer transfer(const Pending& next, const FetchOptions& options);
+  std::shared_ptr<PeerSnapshots> idle_peers();
   std::optional<SnapshotTransfer> transfer_idle(const Pending& next, const FetchOptions& options);
   std::string problem_of(const SnapshotOffer& offer, const SnapshotName& name) const;
   std::string make_room(const Pending& next);
@@ -98,14 +100,14 @@ class ReplicaStore {
   const ReplicaStoreOptions options_;
   Descriptor folder_;  // open for as long as the folder is this store's
   PeerSnapshots peers_;
-  FetchPriority priority_;    // the thread's
-  mutable std::mutex mutex_;  // of what follows
+  std::map<int64_t, FetchPriority> priorities_;  // by rank; the thread's
+  mutable std::mutex mutex_;                     // of what follows
   std::condition_variable changed_;
   int64_t budget_bytes_ = 0;
   std::vector<HeldReplica> held_;              // by rank, of each the latest first
   std::vector<Pending> pending_;               // at most one for each rank
   std::vector<SpentFile> spent_;               // their bytes count in the budget
-  std::shared_ptr<PeerSnapshots> idle_peers_;  // of a fetch at idle priority
+  std::shared_ptr<PeerSnapshots> idle_peers_;  // of fetches at idle priority; stopped with one given up
   bool ending_ = false;
   std::thread thread_;
 };

@@ -299,6 +299,14 @@ void RunSnapshots::send(ObjectStore& store, const Path& file, int64_t bytes) {
   if (!upload(store, {file}).front().was_there) sending.arrived(bytes);
 }
 
+// That of the run, which lies beside its snapshots.
+void RunSnapshots::send_vocabulary(ObjectStore& store, const Path& folder) {
+  const Path file = folder.child("vocabulary.json");
+  if (vocabulary_sent_ || kind_of(file) != FileKind::file) return;
+  store.put("vocabulary.json", file);
+  vocabulary_sent_ = true;
+}
+
 RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool on_disk, const About& about) {
   if (tensors_.empty()) fail_usage("a run takes snapshots once its plan is known");
   // One that is written in memory alone is soon read to its end.
@@ -329,9 +337,9 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
   if (on_disk && options_.disk_folder)
     // One rank removes older snapshots: those that are whole there count.
     taken.disk = std::make_shared<SnapshotTask>(
-        manifest.version,
-        [self = shared_from_this(), copy, manifest, folder = *options_.disk_folder, store = options_.store,
-         keep = options_.keep, collects = rank_ == 0, parts = disk_]() mutable {
+        manifest.version, [self = shared_from_this(), copy, manifest, folder = *options_.disk_folder,
+                           store = options_.store, keep = options_.keep, collects = rank_ == 0, parts = disk_,
+                           discarded = std::exchange(discarded_, {})]() mutable {
           std::vector<SnapshotTask::Written> written;
           const CollectOptions needed{keep, {}, std::chrono::hours(24)};
           int64_t bytes = 0;
@@ -352,7 +360,9 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           if (store == nullptr) return written;
           try {
             self->renew(self->store_claim_);
+            for (const std::string& key : discarded) store->remove(key);
             if (!written.empty()) self->send(*store, folder.with(written.front().path), bytes);
+            if (collects) self->send_vocabulary(*store, folder);
             if (collects) collect(store, needed);
             written.push_back({Tier::store, {}});
           } catch (const Error& error) {  // what is on the disk counts without it
@@ -362,6 +372,12 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           return written;
         });
   return taken;
+}
+
+void RunSnapshots::discard_sent(SnapshotTask& task) {
+  if (options_.store == nullptr) return;
+  for (const SnapshotTask::Written& written : task.wait())
+    if (written.tier == Tier::disk) discarded_.push_back(written.path.substr(written.path.rfind('/') + 1));
 }
 
 void RunSnapshots::clear_memory() {

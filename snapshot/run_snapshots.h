@@ -60,7 +60,8 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
     std::string run;            // its name
     std::string memory_folder;  // of the run on this host, in memory; empty: none
     std::optional<Path> disk_folder;
-    std::shared_ptr<ObjectStore> store;  // gets a copy of what is written to the disk; null: none
+    std::shared_ptr<ObjectStore> store;  // gets a copy of what is written to the disk, and of vocabulary.json
+                                         // there; null: none
     int keep = 2;                        // whole snapshots in the store
     // Of the run, to exchange replicas with other hosts: its secret, where this process listens, and what it
     // tells of what went wrong. No address: it keeps none and has none made.
@@ -117,6 +118,10 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   };
   Taken take(StateStore& state, bool in_memory, bool on_disk, const About& about);
 
+  // What this task has sent to the store is of a snapshot that another rank has not sent its part of: the
+  // next one that is written to the disk removes it there first.
+  void discard_sent(SnapshotTask& task);
+
   // The snapshot in memory of this version is whole: every rank has written its part.
   void keep(Version version);
   // Removes from memory what is older than the kept version, or was trained again since: also what processes
@@ -146,6 +151,7 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
 
   void renew(FolderClaim& claim);
   void send(ObjectStore& store, const Path& file, int64_t bytes);
+  void send_vocabulary(ObjectStore& store, const Path& folder);
   SnapshotManifest manifest_of(const StateCopy& copy, const About& about) const;
   static std::vector<SnapshotTiers::Place> places_of(const Options& options);
   void make_folders();
@@ -169,6 +175,8 @@ class RunSnapshots : public std::enable_shared_from_this<RunSnapshots> {
   std::array<Slots, 2> slots_;
   int64_t written_ = 0;
   std::optional<Version> kept_;
+  std::vector<std::string> discarded_;  // keys in the store
+  std::atomic<bool> vocabulary_sent_ = false;
 };
 
 }  // namespace het

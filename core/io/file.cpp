@@ -243,9 +243,15 @@ AtomicFile::AtomicFile(const Path& path)
 AtomicFile::AtomicFile(const Path& path, const std::string& spent)
     : path_(path), temporary_(path_.with(unfinished_name(path_.text))) {
   check_target();
-  const bool moved = std::rename(spent.c_str(), temporary_.text.c_str()) == 0;
-  const int descriptor = moved ? ::open(temporary_.text.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
-  adopt(descriptor < 0 ? -errno : descriptor);
+  if (std::rename(spent.c_str(), temporary_.text.c_str()) != 0) {  // someone has removed it
+    temporary_.purpose = Purpose::data;
+    adopt(path_.opener().open(temporary_.text, OpenMode::replace, temporary_.purpose));
+    return;
+  }
+  const int descriptor = ::open(temporary_.text.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int error = errno;
+  if (descriptor < 0) ::unlink(temporary_.text.c_str());
+  adopt(descriptor < 0 ? -error : descriptor);
 }
 
 void AtomicFile::check_target() const {

@@ -325,9 +325,9 @@ ATTACKS = [
     Attack('ffi: limits and signals of another process', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...); int getppid(void);"; '
            'local one = ffi.new("uint64_t[2]", { 1, 1 }); local p = ffi.cast("long", ffi.C.getppid()); local n = ffi.cast("long", 0); '
            'local ok = ffi.C.syscall(302, p, n, one, nil) == 0 or ffi.C.syscall(234, p, p, n) == 0 or ffi.C.syscall(141, n, p, '
-           'ffi.cast("long", 19)) == 0 or ffi.C.syscall(144, p, ffi.cast("long", 5), n) == 0; '   # sched_setscheduler of its parent
-           'local policy = ffi.new("int[1]"); '   # and of its own, to another policy than idle
-           'ok = ok or ffi.C.syscall(144, n, ffi.cast("long", 3), policy) == 0; if ok then print(os.time(), "TAKEN") end', sandbox=False),
+           'ffi.cast("long", 19)) == 0 ; '
+           'local policy = ffi.new("int[1]"); '   # sched_setscheduler of its parent, and of its own to another policy than idle
+           'ok = ok or ffi.C.syscall(144, p, ffi.cast("long", 5), policy) == 0 or ffi.C.syscall(144, n, ffi.cast("long", 3), policy) == 0; if ok then print(os.time(), "TAKEN") end', sandbox=False),
     Attack('ffi: later system calls', 'local ffi = require "ffi"; ffi.cdef "long syscall(long, ...);"; local b = ffi.new "char[64]"; '
            'for call = 451, 475 do if ffi.C.syscall(call, ffi.cast("long", -100), "secret.txt", ffi.cast("long", 0), b) >= 0 then '
            'print(call, "TAKEN") end end', sandbox=False),

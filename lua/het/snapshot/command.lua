@@ -102,6 +102,22 @@ verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and co
     say("%s: whole, and all data matches its checksums", tostring(opened))
   end }
 
+-- The vocabulary beside the snapshots of a folder or a store; nil where there is none.
+local function vocabulary_beside(place)
+  if place:match "^%w+://" then return native.store_text(place, "vocabulary.json") end
+  return native.path_kind(place) == "folder" and files.vocabulary(place) or nil
+end
+
+local function copy_vocabulary(place, into)
+  local file = place .. "/vocabulary.json"
+  if into:match "^%w+://" then
+    if native.path_kind(file) == "file" then native.store_put(into, "vocabulary.json", file) end
+    return
+  end
+  local vocabulary = vocabulary_beside(place)
+  if vocabulary then files.keep_vocabulary(into, vocabulary) end
+end
+
 verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, into a folder of snapshots or a store",
   run = function(place, folder)
     local opened = open(place)
@@ -110,9 +126,7 @@ verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, int
       errors.usage("%s cannot be copied:\n  %s", tostring(opened), table.concat(problems, "\n  "))
     end
     local paths = opened.native:copy_to(folder)
-    local vocabulary = native.path_kind(place) == "folder" and native.path_kind(folder) == "folder"
-      and files.vocabulary(place)
-    if vocabulary then files.keep_vocabulary(folder, vocabulary) end
+    copy_vocabulary(place, folder)
     if native.settings.json then return { files = paths } end
     for _, path in ipairs(paths) do say("%s", path) end
   end }
@@ -138,9 +152,7 @@ verbs.export = { words = "PLACE MODEL", sentence = "write the model of a snapsho
     local opened = open(place)
     files.expect_free(model)
     opened.about.step = opened.step
-    if native.path_kind(place) == "folder" then   -- the vocabulary is beside the snapshots
-      opened.about.vocabulary = opened.about.vocabulary or files.vocabulary(place)
-    end
+    opened.about.vocabulary = opened.about.vocabulary or vocabulary_beside(place)
     writer.export(model, opened.about, {
       names = function() return opened:tensors() end,
       read = function(_, name) return opened:read(name) end,

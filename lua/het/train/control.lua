@@ -127,7 +127,8 @@ function control.follow(run)
   if not run.cluster or run.cluster:size() == 1 and not run.member then return end
   run.here_since = run.here_since or os.time()
   local own = { host = native.host(), device = run.own_device.model, pid = native.process_id(), since = run.here_since,
-    paused = run.paused or false, started = run.started_at }   -- a rank that joins does not know when
+    paused = run.paused and not run.left_behind or false,
+    started = run.started_at }   -- a rank that joins does not know when
   local started, since = math.huge, math.huge
   run.roll = {}
   for i, said in ipairs(run.cluster:all_gather(native.json_encode(own))) do

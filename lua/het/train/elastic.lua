@@ -94,7 +94,7 @@ local function exchange(self)
     nonce = native.random_number(), number = self.number, link = ranks.own_link(self) }
   local state = self.has_state and { step = self.state:step(), begun = self.begun, called = self.called,
     followed = self.followed, phases = self.phases_done or 0, interrupted = self.interrupted,
-    evaluations = evaluation.numbers(self), reached = self.reached,
+    evaluations = evaluation.numbers(self), reached = self.reached, ended = self.ended,
     offset = self.cursor - self.step * self.arguments.batch, wrote = saving.steps_of_saves(self),
     ledger = self.ledger, members = self.members, faults = self.chaos and self.chaos.done }
   for name, value in pairs(state or {}) do own[name] = value end
@@ -225,11 +225,13 @@ local function begin_session(self)
   self.number = self.number or number_of(all, left)
   claims.claim(self, known ~= nil and known ~= false)
   local called, followed, phases, interrupted, reached = math.huge, math.huge, math.huge, false, 0
+  local ended
   local faults, evaluations, ledgers = 0, {}, {}
   for _, holder in ipairs(holders) do
     holds = holds or holder.rank == self.cluster:rank()
     called, followed = math.min(called, holder.has.called), math.min(followed, holder.has.followed)
     reached = math.max(reached, holder.has.step, holder.has.reached or 0)
+    if holder.has.ended then ended = math.min(ended or math.huge, holder.has.ended) end
     faults = math.max(faults, holder.has.faults or 0)
     evaluations[#evaluations + 1] = holder.has.evaluations
     ledgers[#ledgers + 1] = holder.has.ledger
@@ -243,6 +245,8 @@ local function begin_session(self)
     if not holds then take_over(self, known) end
     evaluation.take_over(self, evaluations)
     self.called, self.followed, self.phases_done, self.interrupted = called, followed, phases, interrupted
+    self.ended = ended and ended <= called and ended or nil   -- else on_step says it again
+    for _, count in ipairs { "changes", "gone", "came" } do self.ledger[count] = known.ledger[count] end
   else
     resume_own(self)
     self.begin_state()
@@ -430,8 +434,12 @@ end
 -- @tparam[opt] table notices `any`, `own`: whether any rank has one, and this one (default: as they said in the step)
 function elastic.leaving(self, notices)
   notices = notices or notices_of_step(self)
-  self.notice_seen = notices.any and (self.notice_seen or native.clock()) or nil
-  if not notices.any then return nil end
+  if not notices.any then
+    -- In the first step of a session, as after run:use_plan, not all have said it again.
+    if self.step > self.session.first_step + 1 then self.notice_seen = nil end
+    return nil
+  end
+  self.notice_seen = self.notice_seen or native.clock()
   self.leaves = notices.own
   local notice = notice_of(self)
   local answer = policy.notice(self, notice)

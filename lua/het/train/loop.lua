@@ -173,15 +173,16 @@ local function is_interrupted_in(callback, ...)
   return not ok
 end
 
--- What is said of a step, and the recipe's on_step. Returns whether the run is to end: that was interrupted, or raised
--- an error, `failed`, on one of several ranks, whose others go on until they learn of it.
-local function report(self, reporter, step)
+-- What is said of a step, and the recipe's on_step, unless that `fails` elsewhere. Returns whether the run is to end:
+-- on_step was interrupted, or raised an error, `failed`, on one of several ranks, whose others go on until they learn
+-- of it.
+local function report(self, reporter, step, fails)
   local on_step = self.arguments.on_step
   if step.lr and (self.reported or 0) < step.step then
     self.reported = step.step
     reporter:step(step, snapshots.newest(self))
   end
-  if self.failed or not (on_step and step.lr and self.called < step.step) then return false end
+  if fails or self.failed or not (on_step and step.lr and self.called < step.step) then return false end
   local ok, interrupted = pcall(is_interrupted_in, on_step, handle.of(self), handle.export(step))
   if not ok and (not self.cluster or elastic.is_loss(interrupted)) then error(interrupted, 0) end
   self.failed = not ok and interrupted or nil
@@ -241,7 +242,9 @@ local function take_steps(self, reporter)
     if step then elastic.step_done(self, reporter) end
     self.last_step = step or self.last_step
     if self.session:asked_to_stop(self.stopped or not step) then
-      if step then report(self, reporter, step) end
+      -- Not on_step where it has failed on one of them: it may do what takes all.
+      local fails = self.cluster and self.cluster:any(self.failed ~= nil) or false
+      if step then report(self, reporter, step, fails) end
       return true
     end
     if follow(self, reporter, step) then return true end

@@ -139,8 +139,9 @@ function meeting.check_places(self)
     access.check(a.snapshot.folder, true)
     native.try_folder(a.snapshot.folder)
     local store = a.snapshot.store
-    if store and not store:match "^%w+://" then
-      access.check(store, true)
+    local folder = store and (store:match "^file://(/.*)$" or not store:match "^%w+://" and store)
+    if folder then
+      access.check(folder, true)
     elseif store and native.confined() then
       errors.usage("the recipe asks to send snapshots to %s; a recipe may not send data elsewhere: --trust lets it",
         store)

@@ -172,6 +172,30 @@ local function go_on_after(run, about)
   run.session.sampler:seek(run.cursor)
 end
 
+-- The step of the snapshot that is taken: where none is given, the latest complete one that the first rank finds, as
+-- others may find one that has become complete since. Nil of a saved model.
+local function step_on_first(run, given)
+  local place, _, step = checked(given)
+  local is_store = place:match "^%w+://" ~= nil
+  local found = together.by_first(run, function()
+    if not is_store then access.check(place) end
+    if step or not is_store and is_model(place) then return "" end
+    return ("%d"):format(require("het.snapshot").open(place).step)
+  end)
+  return step or tonumber(found)
+end
+
+-- A model may be replaced while the ranks open it.
+local function require_same_step(run, source)
+  local steps = run.cluster and run.cluster:all_gather(tostring(source.step)) or {}
+  for rank, step in ipairs(steps) do
+    if step ~= steps[1] then
+      errors.usage("run:restore: %s is of step %s on rank 0 and of step %s on rank %d; all need the same", source.what,
+        steps[1], step, rank - 1)
+    end
+  end
+end
+
 --- Replace weights, or all of the state, by those of elsewhere. All ranks call it at the same place.
 -- @tparam table run
 -- @tparam table given see `restoring.fields`
@@ -179,8 +203,10 @@ end
 function restoring.restore(run, given)
   local source, names, count
   local parts = {}   -- read, and so checked, before anything is replaced
+  if run.snapshots then snapshots.settle(run) end
+  local step = step_on_first(run, given)
   local function prepare()
-    local place, only, step = checked(given)
+    local place, only = checked(given)
     source = open(run, place, step, not only)
     if not only then
       record.require_alike(run, source.training, "run:restore: the run of " .. source.what,
@@ -191,7 +217,7 @@ function restoring.restore(run, given)
     for _, stored in pairs(names) do parts[stored] = parts[stored] or source.tensors[stored].read() end
   end
   together.call(run, prepare)
-  if run.snapshots then snapshots.settle(run) end
+  require_same_step(run, source)
   together.call(run, function()
     for name, stored in pairs(names) do run.state:write(name, parts[stored]) end
     parts = {}

@@ -16,6 +16,7 @@ local writer = require "het.model.write"
 local record = require "het.train.record"
 local reference = require "het.train.reference"
 local text = require "het.text"
+local together = require "het.train.together"
 
 local saving = {}
 
@@ -183,9 +184,21 @@ end
 --- Save at once, in a folder that the caller has checked: what it holds is replaced. All ranks call it.
 function saving.now(run, folder)
   mark_save(run, folder)   -- every rank: any of them may write the next one
-  saving.go_on(run, true)
+  together.in_time(run, function()
+    saving.go_on(run)
+    while next(run.saving) do
+      native.sleep(0.005)
+      together.wait(run)
+      saving.go_on(run)
+    end
+  end)
   local state = run:gather()
-  if state then begin_writing(run, "save", folder, state, moment_of(run)):wait() end
+  together.in_time(run, function()
+    if not state then return end
+    local written = begin_writing(run, "save", folder, state, moment_of(run))
+    together.until_done(run, written)
+    written:wait()
+  end)
 end
 
 --- Where the state is saved when the run has ended: in `save`, unless the model there is not to be replaced. A run that

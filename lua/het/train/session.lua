@@ -151,6 +151,18 @@ local function take_state(self, graph, program, before)
   end
 end
 
+-- Each machine has read what it finds of a save. All ranks call it.
+local function require_same_step(run)
+  local steps = run.cluster and run.cluster:all_gather(("step %d"):format(run.step)) or {}
+  for rank, step in ipairs(steps) do
+    if step ~= steps[1] then
+      errors.usage("the ranks find different states to go on from: rank 0 that of %s, rank %d that of %s; %s is needed "
+        .. "on each machine, in a folder that all share or as a copy", steps[1], rank - 1, step,
+        run.arguments.save or run.arguments.snapshot.folder)
+    end
+  end
+end
+
 -- Parameters that the recipe gives values begin with these where the run has no state yet: each rank writes what it
 -- makes, and its program takes its part. Returns their names.
 local function write_given(run, given)
@@ -206,6 +218,7 @@ function session.new(run, before)
   local program = program_of(self, training)
   if run.has_state and self.cluster or run.restores then take_state(self, training.graph, program, before) end
   run.restores = false
+  if run.resume and not run.has_state then require_same_step(run) end
   local given = write_given(run, training.given)
   self.restored_at = native.clock()
   self.first_step = run.step   -- it begins after this one

@@ -59,8 +59,10 @@ function snapshots.begin_state(run)
   places.require_same_model(run)
   run.restores = run.snapshots ~= nil and (run.resume or together.goes_on(run))
   -- After the loss of all ranks what this machine has is at least as new.
-  if run.resume and not os.getenv "HETRUN_STARTED_AGAIN" then
-    local sent = together.by_first(run, places.newest_in_store, run)
+  if run.resume then
+    local sent = together.by_first(run, function()
+      return not os.getenv "HETRUN_STARTED_AGAIN" and places.newest_in_store(run) or nil
+    end)
     run.seen_step = run.seen_step and math.max(run.seen_step, sent or 0)
   end
   if not run.snapshots or run.restores then return end
@@ -77,12 +79,15 @@ end
 -- Ranks that join do not know which snapshots were taken before, nor whether one waits for the one before it. All ranks
 -- take a snapshot after the same step, so all go by what any of them knows.
 local function share_what_was_taken(run)
-  local own = native.json_encode { due = run.disk_due or false, taken = run.snapshot_taken }
+  local knows = not run.left_behind   -- what the others did without this rank counts
+  local own = native.json_encode { due = knows and run.disk_due or false, taken = knows and run.snapshot_taken or {} }
+  run.disk_due, run.snapshot_taken = false, {}
   for _, words in ipairs(run.cluster:all_gather(own)) do
     local theirs = native.json_decode(words)
     run.disk_due = run.disk_due or theirs.due
     for tier, taken in pairs(theirs.taken) do
-      if taken.step > (snapshots.step_of(run, tier) or -1) then run.snapshot_taken[tier] = taken end
+      local is_newer = taken.step > (snapshots.step_of(run, tier) or -1)
+      if is_newer and taken.step <= run.step then run.snapshot_taken[tier] = taken end   -- later ones were given up
     end
   end
 end
@@ -221,7 +226,6 @@ end
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
-  keep_vocabulary(run)
   say_written(run, "on disk")
   run.disk_pause = 1
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
@@ -232,7 +236,7 @@ local function is_on_disk(run)
   if (run.arguments.snapshot or {}).store then   -- which the same task has sent there
     local unsent = say_failures(run, "in the store", unsent_of(task),
       ("the snapshot after step %d is on disk, and not in the store"):format(task:step()))
-    if not unsent then note(run, "store", task) end
+    if unsent then run.snapshots:discard_sent(task) else note(run, "store", task) end
     claims.say_foreign(run)
   end
   while #run.on_disk > ((run.arguments.snapshot or {}).keep or 2) do
@@ -245,11 +249,13 @@ local function take(run, in_memory, on_disk)
     about = record.of(run) }
   local under_way = run.snapshotting
   local began = native.clock()
+  if on_disk then keep_vocabulary(run) end
   local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
   if on_disk then run.newest_begun = math.max(run.newest_begun or 0, run.step) end
   run.snapshot_seconds = run.snapshot_seconds + native.clock() - began
   if ok then
     under_way.memory, under_way.disk = memory or under_way.memory, disk or under_way.disk
+    if in_memory and not memory then run.snapshot_failed = "this machine has no memory for files (/dev/shm)" end
     return
   end
   if select(2, errors.describe(memory)) ~= "environment" then error(memory, 0) end
@@ -279,11 +285,22 @@ local function is_due_in_memory(run)
     and run.step >= math.max(run.memory_again, run.memory_next) and run.step ~= step
 end
 
+-- What this rank has written to disk is of a snapshot that another rank has not written its part of: the room is
+-- needed for the next.
+local function discard(run, task)
+  if not task or failure_of(task) then return end
+  run.snapshots:discard_sent(task)
+  for _, written in ipairs(task:wait()) do
+    if written.tier == "disk" then native.snapshot_remove(written.path) end
+  end
+end
+
 -- The same of the disk.
 local function is_due_on_disk(run)
   local task = run.snapshotting.disk
   if run.session.trainer:any_disk_failed() then
     say_whether_written(run, "on disk", task, run.disk_failed)
+    discard(run, task)
     pause_disk(run)
   elseif task then
     is_on_disk(run)
@@ -320,6 +337,9 @@ function snapshots.step_of(run, tier) return run.snapshot_taken[tier] and run.sn
 local function settle(run)
   local memory, disk = run.snapshotting.memory, run.snapshotting.disk
   local own = {}
+  together.in_time(run, function()
+    for _, task in pairs { memory = memory, disk = disk } do together.until_done(run, task) end
+  end)
   for tier, task in pairs { memory = memory, disk = disk } do
     local ok, why = pcall(task.wait, task)
     if not ok then own[tier] = errors.describe(why) end
@@ -334,7 +354,7 @@ local function settle(run)
     end
   end
   if problems.memory then pause_memory(run) elseif memory then is_whole(run) end
-  if disk and not problems.disk then is_on_disk(run) end
+  if disk and problems.disk then discard(run, disk) elseif disk then is_on_disk(run) end
   run.snapshotting, run.snapshot_failed, run.disk_failed = {}, false, false
   return problems.disk or problems.memory
 end
@@ -480,12 +500,7 @@ local function wait_for_all(run)
   local tasks = { unpack(run.left_to_end or {}) }
   tasks[#tasks + 1] = run.snapshotting.disk
   pcall(together.in_time, run, function()
-    for _, task in ipairs(tasks) do
-      while not task:done() do
-        native.sleep(0.02)
-        together.wait(run)
-      end
-    end
+    for _, task in ipairs(tasks) do together.until_done(run, task) end
   end)
 end
 

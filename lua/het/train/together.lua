@@ -138,4 +138,13 @@ function together.wait(run)
   if run.waits_in and coroutine.running() == run.waits_in then coroutine.yield() end
 end
 
+--- Called likewise: wait for what another thread does.
+-- @tparam userdata task has `done`
+function together.until_done(run, task)
+  while not task:done() do
+    native.sleep(0.005)
+    together.wait(run)
+  end
+end
+
 return together

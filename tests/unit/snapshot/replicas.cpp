@@ -165,10 +165,12 @@ TEST_CASE("fetches at idle priority are given up where they take much longer, an
   CHECK(normal_ones() == 4);
   priority.give_up_idle();
   CHECK(normal_ones() == 8);
-  for (int success = 0; success < 3; ++success) priority.count_idle();
+  for (int success = 0; success < 3; ++success) priority.count_idle(kBytes, 0.3);
   CHECK(priority.is_idle());
   priority.give_up_idle();
   CHECK(normal_ones() == 4);
+  priority.count_idle(kBytes, 0.05);
+  CHECK(priority.limit(kBytes) == std::chrono::milliseconds(250));  // the one at normal priority was delayed
   for (int i = 0; i < 20; ++i) priority.give_up_idle();
   CHECK(normal_ones() == 256);
 }
