@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <deque>
 #include <mutex>
 
 #include "core/comm/groups.h"
@@ -122,7 +123,7 @@ std::string peer_error(const std::function<void()>& body) {
 void require_none(const std::vector<std::string>& errors) {
   for (size_t rank = 0; rank < errors.size(); ++rank) {
     INFO("rank " << rank);
-    REQUIRE(errors[rank] == "");
+    CHECK(errors[rank] == "");  // of each: what one rank says may follow from what another does
   }
 }
 
@@ -474,17 +475,25 @@ TEST_CASE("an abort ends the waits for GPUs of other ranks, with its reason", "[
 }
 
 TEST_CASE("after a failure between GPUs a new generation takes over", "[nccl]") {
+  // An abort may take a sum along that is done on the rank that aborts and not yet on the others, whose GPUs
+  // are late: it comes when all have their sums.
+  constexpr int kGenerations = 6;
+  std::deque<Gate> summed;
+  for (int generation = 0; generation < kGenerations; ++generation) summed.emplace_back(3);
   require_none(on_ranks(loopback_maker(), 3, {}, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto kept = self.values(std::vector<float>(10, 7.0F));
-    for (int generation = 0; generation < 6; ++generation) {
+    for (int generation = 0; generation < kGenerations; ++generation) {
       const auto group = self.group(fmt::format("generation {}", generation), all_ranks(3));
       const auto sum = group->prepare(sum_of(10));
-      group->connect();
       const auto data = self.values(std::vector<float>(10, 1.0F));
-      sum->start(data->address(), data->address());
-      sum->wait();
-      HET_REQUIRE(self.read(*data, 10) == std::vector<float>(10, 3.0F));
+      {
+        const PassAtEnd at_end{summed[static_cast<size_t>(generation)]};
+        group->connect();
+        sum->start(data->address(), data->address());
+        sum->wait();
+        HET_REQUIRE(self.read(*data, 10) == std::vector<float>(10, 3.0F));
+      }
       const std::string error = peer_error([&] {
         if (fabric.rank() == generation % 3) return group->abort("to begin again");
         sum->start(data->address(), data->address());
