@@ -418,13 +418,16 @@ class HostOfTheLiving final : public Communicator, public FailureDetector {
 TEST_CASE("when a rank with a GPU is killed, the others' waits end with its name", "[nccl]") {
   // The timeout is a minute: it is not what ends the waits.
   std::atomic<int> dead{-1};
-  Gate end(3);
+  Gate begin(3), end(3);
   const auto errors = on_ranks(loopback_maker(), 3, {}, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto host = std::make_shared<HostOfTheLiving>(fabric.group("dp0", all_ranks(3)), dead);
     const auto group = self.device->connect(host);
     const auto sum = group->prepare(sum_of(10));
-    group->connect();
+    {
+      const PassAtEnd connected{begin};
+      group->connect();
+    }
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 1) {
       dead = 1;
@@ -542,12 +545,15 @@ TEST_CASE("an abort in the midst of traffic between GPUs ends every rank", "[ncc
 }
 
 TEST_CASE("an operation between GPUs that is given up ends its group", "[nccl]") {
-  Gate given_up(2);
+  Gate begin(2), given_up(2);
   const auto errors = on_ranks(loopback_maker(), 2, {}, [&](Fabric& fabric) {
     Rank self(fabric);
     const auto group = self.group("dp0", all_ranks(2));
     auto sum = group->prepare(sum_of(10));
-    group->connect();
+    {
+      const PassAtEnd connected{begin};
+      group->connect();
+    }
     const auto data = self.values(std::vector<float>(10, 1.0F));
     if (fabric.rank() == 0) {
       sum->start(data->address(), data->address());
