@@ -702,6 +702,66 @@ class Elastic(unittest.TestCase):
                     self.assertEqual(generations[-1]['members'], 4, err)
                     self.assert_same_curve(right)
 
+    def test_a_rank_leaves_also_where_the_recipe_changes_the_plan_all_the_time(self):
+        self.steps = 2000
+        process = self.start_held({20: 0}, '--renew=5', workers=3, elastic='1:3')
+        self.until_step(process, 19)
+        os.kill(self.ranks(process)[1], signal.SIGTERM)
+        self.go(20)
+        self.until_said(process, 'rank 1 left the run after step')
+        process.send_signal(signal.SIGINT)
+        self.ended(process, 130)
+
+    def test_what_a_rank_has_written_of_a_snapshot_that_another_has_not_is_removed(self):
+        kept = self.folder / 'kept'
+        process = self.start_held({8: 0, 15: 0}, '--snapshots=kept', workers=2, elastic='1:2')
+        self.until_step(process, 7)
+        own = {rank: next(path.name for path in kept.glob(f'*5*rank-{rank}*')) for rank in (0, 1)}
+        (kept / own[1].replace('5', '10', 1)).mkdir()   # where rank 1 is to write
+        self.go(8)
+        self.until_said(process, 'the snapshot on disk after step 10 was not written')
+        self.until_step(process, 14)
+        self.until(process, lambda: not (kept / own[0].replace('5', '10', 1)).exists(), 'the file of rank 0 goes')
+        self.go(15)
+        _, err = self.ended(process)
+        self.assertIn('the snapshot on disk after step 10 was not written: rank 1: ', err)
+
+    def test_ranks_that_resume_begin_again_when_one_is_lost_before_it_has_done_a_step(self):
+        right = self.undisturbed()
+        kept = ('--snapshots=kept', '--respawn')
+        process = self.start_held({15: 0}, *kept, workers=2, elastic='2:2')
+        self.until_step(process, 14)
+        process.send_signal(signal.SIGINT)
+        self.go(15)
+        self.ended(process, 130)
+        before = self.records()
+        done = max(record['step'] for record in before if 'loss' in record)
+        process = self.start(*kept, '--resume', workers=2, elastic='2:2',
+                             environment={'HETRUN_FAULT': f'rank=1 step={done + 1} at=0.1'})
+        _, err = self.ended(process)
+        self.assertIn('process 1 is started again', err)
+        (self.folder / 'metrics.jsonl').write_text(''.join(
+            json.dumps(record) + '\n' for record in before + self.records()))
+        self.assert_same_curve(right)
+
+    def test_ranks_that_find_different_saves_do_not_go_on(self):
+        place = f'127.0.0.1:{free_port()}'
+        self.steps = 6
+        self.ended(self.start('--save=model', workers=2, elastic='2:2'))
+        self.steps = STEPS
+        words = ('--save=model', '--resume', '--allow-write=model')
+        head = self.start(f'--listen={place}', *words, workers=1, elastic='2:2')
+        other = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, other, ignore_errors=True)
+        for name in ('text.txt', 'lopsided.lua'):
+            shutil.copy(self.folder / name, other)
+        self.folder, home = other, self.folder
+        newcomer = self.start(f'--join={place}', *words, workers=1, elastic=None)
+        self.folder = home
+        for process in (head, newcomer):
+            _, err = self.ended(process, 2)
+            self.assertRegex(err, 'the ranks find different states to go on from: rank 0 that of step [06], rank 1 that of step [06]')
+
     def test_the_loss_of_a_host_is_made_good_from_copies_on_another(self):
         right = self.undisturbed()
         place = f'127.0.0.1:{free_port()}'

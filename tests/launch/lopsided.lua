@@ -28,6 +28,7 @@ local opt = het.options {
   snapshot_every = { 5, "steps between these", min = 1 },
   store    = { "", "gets a copy of each" },
   eager    = { false, "take in who waits to join, whether it pays or not" },
+  renew    = { 0, "steps between two that follow the same plan anew; 0: none", min = 0 },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }
@@ -76,6 +77,7 @@ return het.train {
   end or nil,
   on_step = function(run, step)
     if opt.collect then run:gather() end
+    if opt.renew > 0 and step.step % opt.renew == 0 then run:use_plan(run.plan) end
     if step.step == opt.swap then
       run:use_plan(het.plan { microbatch = 2,
         het.pipeline { microbatches = 3, het.stage { "a:0", layers = 3 }, het.stage { "a:1" } },
