@@ -277,6 +277,7 @@ void store_clear(Path url) {
   const auto store = open_store(url);
   for (const ListedSnapshot& listed : list_snapshots(*store))
     for (const std::string& key : listed.files) store->remove(key);
+  store->remove("vocabulary.json");
 }
 // URL, key, path: the file becomes the object.
 void store_put(Path url, std::string key, Path file) { open_store(url)->put(key, file); }

@@ -303,6 +303,8 @@ class Elastic(unittest.TestCase):
         self.ended(head)
         self.ended(newcomer)
         self.assert_same_curve(right)
+        self.assertEqual((self.folder / 'store/bucket/run%2Fvocabulary.json').read_bytes(),
+                         (self.folder / 'snaps/vocabulary.json').read_bytes())
 
     def test_a_run_begins_when_as_many_are_there_as_it_needs_at_least(self):
         right = self.undisturbed()

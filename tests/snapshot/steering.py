@@ -247,6 +247,9 @@ class Steering(unittest.TestCase):
         self.hetrun('snapshot', 'copy', 'snaps', 'elsewhere')
         words = [(self.folder / place / 'vocabulary.json').read_bytes() for place in ('snaps', 'elsewhere', 'model')]
         self.assertEqual(len(set(words)), 1)
+        self.hetrun('snapshot', 'copy', 'snaps', f'file://{self.folder}/store')
+        self.hetrun('snapshot', 'export', f'file://{self.folder}/store', 'from-store')
+        self.assertEqual((self.folder / 'from-store/vocabulary.json').read_bytes(), words[0])
         out, _ = self.hetrun('snapshot', 'import', 'model', 'again')
         self.assertIn('step 5, ', out)
         lines = 's = het.snapshot.open "snaps"\nprint(s.model.model_type, s.ranks, s.holders[1].rank, s.holders[1].file)\n'

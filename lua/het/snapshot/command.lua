@@ -104,7 +104,10 @@ verbs.verify = { words = "PLACE", sentence = "read all data of a snapshot and co
 
 -- The vocabulary beside the snapshots of a folder or a store; nil where there is none.
 local function vocabulary_beside(place)
-  if place:match "^%w+://" then return native.store_text(place, "vocabulary.json") end
+  if place:match "^%w+://" then
+    local words = native.store_text(place, "vocabulary.json")
+    return words and native.json_decode(words) or nil
+  end
   return native.path_kind(place) == "folder" and files.vocabulary(place) or nil
 end
 
