@@ -418,6 +418,16 @@ class Elastic(unittest.TestCase):
         _, err = self.ended(self.start('--snapshots=kept', '--resume'))
         self.assertRegex(err, rf'\n1 rank went, 0 came, \d steps? repeated; of {12 * STEPS:,} samples 0 lost, 0 repeated')
 
+    def test_a_run_that_is_resumed_after_the_loss_of_all_says_what_it_does_not_know(self):
+        process = self.start_held({20: 0}, '--snapshots=kept', workers=2, elastic='1:2')
+        self.until_step(process, 19)
+        self.until(process, lambda: self.whole_snapshots(), 'a snapshot')
+        for pid in (process.pid, *self.ranks(process).values()):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        _, err = self.ended(self.start('--snapshots=kept', '--resume', workers=2, elastic='1:2'))
+        self.assertRegex(err, r'at least 0 steps repeated')
+
     def test_a_rank_that_stands_still_does_not_keep_the_launcher(self):
         process = self.start_held({10: 0}, '--timeout=2s')
         self.until_step(process, 9)

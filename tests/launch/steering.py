@@ -199,6 +199,20 @@ class Steering(unittest.TestCase):
                 run.send_signal(signal.SIGINT)
                 self.ended(run, 130)
 
+    def test_of_several_runs_the_one_that_is_steered_is_named(self):
+        self.recipe('name = "one", ')
+        one = self.start('--workers=2', 'recipe.lua')
+        self.until_status(one, lambda status: status['step'] > 2)
+        self.recipe('name = "other", ')
+        other = self.start('--workers=2', 'recipe.lua')
+        self.until_status(other, lambda status: status['step'] > 2)
+        said = self.hetrun('attach', 'stop', code=2)
+        self.assertRegex(said, r'\d+ runs of this user are on this machine, of processes .*; --pid=N says which one is meant')
+        for run in (one, other):
+            self.assertIn(str(run.pid), said)
+            self.attach(run, 'stop')
+            self.ended(run, 130)
+
     def test_where_there_is_no_run_it_is_said(self):
         self.assertIn('there is no run of process 1 here', self.hetrun('status', '--pid=1', code=2).replace('no run of this user with several ranks',
                       'there is no run of process 1 here'))

@@ -77,7 +77,11 @@ local function decide(run, name, what, check, question)
   if ok then return answer end
   local why, kind = errors.describe(answer)
   if kind ~= "usage" or not asked.own then error(answer, 0) end
-  native.write("stderr", ("%s; het.policy.%s decides instead\n"):format(why, name))
+  run.said_of_policy = run.said_of_policy or {}
+  if run.said_of_policy[name] ~= why then   -- on_notice is asked after each step
+    native.write("stderr", ("%s; het.policy.%s decides instead\n"):format(why, name))
+  end
+  run.said_of_policy[name] = why
   return check(question(run, name, what, { by_default = true }))
 end
 

@@ -8,7 +8,8 @@ local text = require "het.text"
 local control = {}
 
 local options = {
-  { "pid", "N", "the run of this process of this machine, as a launcher (default: the newest run of this user)" },
+  { "pid", "N", "the run of this process of this machine, as a launcher (default: the newest run of this user; for a "
+    .. "word of `attach` that steers it, the only one)" },
   { "run", "NAME", "the name of the run (het.train's `name`), where a store has several" },
 }
 
@@ -33,7 +34,15 @@ end
 -- What a recipe says in het.train is on no command line.
 local elsewhere = "where its recipe names a rendezvous, --rendezvous=etcd://HOST:PORT reaches it"
 
-local function connect(given)
+-- Processes of runs, in words.
+local function processes(runs)
+  local pids = {}
+  for i, run in ipairs(runs) do pids[i] = ("%d"):format(run.pid) end
+  return table.concat(pids, ", ")
+end
+
+-- `steers`: what is meant is done to it, so that it has to be clear which run that is.
+local function connect(given, steers)
   native.let_interrupts_end()
   local rendezvous = native.settings.rendezvous
   local pid = given.pid and (tonumber(given.pid:match "^%d+$")
@@ -45,14 +54,16 @@ local function connect(given)
     return attached, name, rendezvous
   end
   local runs, found = native.local_runs(), nil
+  if steers and not pid and runs[2] then
+    errors.usage("%d runs of this user are on this machine, of processes %s; --pid=N says which one is meant", #runs,
+      processes(runs))
+  end
   for _, run in ipairs(runs) do
     if not found and (not pid or run.pid == pid) then found = run end
   end
   if not found then
-    local pids = {}
-    for i, run in ipairs(runs) do pids[i] = ("%d"):format(run.pid) end
-    if pid and pids[1] then
-      errors.usage("there is no run of process %d here; there are those of %s", pid, table.concat(pids, ", "))
+    if pid and runs[1] then
+      errors.usage("there is no run of process %d here; there are those of %s", pid, processes(runs))
     end
     errors.usage("no run of this user with several ranks is on this machine. A run that can be looked at is started "
       .. "with --workers N, or alone with --workers 1 --elastic 1; --rendezvous=HOST:PORT (or etcd://HOST:PORT) with "
@@ -300,7 +311,7 @@ function control.attach(word, ...)
   word = words[1]
   if words[2] then errors.usage("hetrun attach takes one word, not '%s' too", words[2]) end
   if word then check_word(word) end
-  local attached, name, where = connect(given)
+  local attached, name, where = connect(given, word and word ~= "status" and word ~= "leave")
   if not word then return prompt(attached, name, where) end
   if word == "leave" then return 0 end
   return run_word(attached, name, where, word) and 0 or 2

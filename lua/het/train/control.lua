@@ -60,10 +60,11 @@ local function take_over(run)
   run.took_over = true
   local earlier = left_by_other(run)
   if not earlier then return end
-  local first = (run.timeline or {})[1]
-  local events = {}
+  local first, events, known = (run.timeline or {})[1], {}, {}
+  for _, event in ipairs(run.timeline or {}) do known[event.step .. event.event] = true end
   for _, event in ipairs(earlier.timeline or {}) do
-    if not first or event.at <= first.at and event.event ~= first.event then events[#events + 1] = event end
+    local is_before = not first or event.at <= first.at
+    if is_before and not known[event.step .. event.event] then events[#events + 1] = event end
   end
   for _, event in ipairs(run.timeline or {}) do events[#events + 1] = event end
   run.timeline, run.answers = last(events, most_events), run.answers or earlier.answers

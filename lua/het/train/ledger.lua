@@ -1,8 +1,8 @@
 --- Which samples the steps of a run have counted, and what has happened to its ranks. Plain data, which ranks that
 -- join take over: { at =, begun =, start =, spans =, changes =, gone =, came =, steps_repeated =, at_least = },
 -- and what het.train.money counts. `at`: when it began, in seconds since 1970; `begun`: the step that it
--- began after; `start`: the first sample of the next step. `at_least`: all ranks were lost, maybe in a later step than
--- they had said. It is kept with snapshots and saves, and
+-- began after; `start`: the first sample of the next step. `at_least`: all ranks were lost, or the run was resumed,
+-- maybe in a later step than they had said. It is kept with snapshots and saves, and
 -- in the run's status (het.train.control). A span is { step =, steps =, first =, batch = }: so many steps from `step`
 -- on, each of `batch` samples, the first of these `first`. A step that is trained again after the ranks went back
 -- replaces what was counted from there on, as it does in the state.
@@ -30,9 +30,16 @@ function ledger.new(step, cursor, kept)
   return self
 end
 
+--- A run is resumed from what was kept with a snapshot or a save: unless that was the last of the run, it may have
+-- done more, and lost ranks, since.
+function ledger.resume(self, kept)
+  if kept and not kept.final then self.at_least = true end
+end
+
 --- What is kept of it: how old it is in place of when it began.
-function ledger.kept(self)
-  local kept = { age = ledger.age(self), spans = self.spans, at_least = self.at_least }
+-- @bool[opt] final the run has ended
+function ledger.kept(self, final)
+  local kept = { age = ledger.age(self), spans = self.spans, at_least = self.at_least, final = final or nil }
   for _, names in ipairs { counts, sums } do
     for _, name in ipairs(names) do kept[name] = self[name] end
   end
@@ -69,7 +76,10 @@ function ledger.is_kept(value)
       if not is_whole(span[name]) then return false end
     end
   end
-  return value.at_least == nil or type(value.at_least) == "boolean"
+  for _, name in ipairs { "at_least", "final" } do
+    if value[name] ~= nil and type(value[name]) ~= "boolean" then return false end
+  end
+  return true
 end
 
 --- Seconds since the run began.

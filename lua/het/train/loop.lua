@@ -269,6 +269,7 @@ local function share_failure(self)
 end
 
 local function train(self, reporter)
+  self.is_over = false
   local ok, answer = pcall(take_steps, self, reporter)
   local interrupted = not ok and select(2, errors.describe(answer)) == "interrupted"
   if not ok and (self.cluster or not interrupted) then error(answer, 0) end
@@ -292,6 +293,7 @@ local function measure_peak(reporter, device, dtype)
 end
 
 local function save_at_end(self, reporter)
+  self.is_over = true
   saving.go_on(self, true)
   saving.say_best(self, reporter)
   if self.ended_by then reporter:say(("stopping: %s"):format(self.ended_by)) end

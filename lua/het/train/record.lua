@@ -43,7 +43,8 @@ function record.of(run)
   kept.precision, kept.config = run.arguments.precision, run.config
   kept.packed, kept.packed_sources = packing.context(run), packing.sources(run)
   for name, value in pairs(data_of(run)) do kept[name] = value end
-  kept.account = run.member and ledger.kept(run.ledger) or nil   -- which has times: saves of others are the same bytes
+  -- Which has times: saves of others are the same bytes.
+  kept.account = run.member and ledger.kept(run.ledger, run.is_over) or nil
   return native.json_encode(kept)
 end
 

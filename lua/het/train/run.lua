@@ -169,6 +169,7 @@ local function build(self)
     self.phases_done = 0        -- of het.train.loop
     self.cursor = about.cursor or self.step * a.batch   -- samples that the steps done have seen
     self.ledger = ledger.new(self.step, self.cursor, about.account)
+    if not together.goes_on(self) then ledger.resume(self.ledger, about.account) end
     self.state:set_step(self.step)
   end
   snapshots.begin(self)

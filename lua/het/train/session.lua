@@ -88,6 +88,7 @@ local function begin_after(run, restored)
   evaluation.restore(run, about)
   saving.learn_best(run)
   run.ledger = ledger.new(run.step, run.cursor, about.account)
+  if not together.goes_on(run) then ledger.resume(run.ledger, about.account) end
 end
 
 -- What the executor's last run gave for the loss, and the figures beside it by name; nil where there are none.
@@ -121,7 +122,10 @@ local function take_state(self, graph, program, before)
       return snapshots.say_not_whole(run, lost)
     end
     run.unrecoverable = true
-    if not run.has_state then together.call(run, places.require_states, run, graph) end
+    if not run.has_state then
+      together.call(run, places.require_states, run, graph)
+      lost = lost .. "; where what lacks will not come back, --overwrite begins the run anew"
+    end
     together.give_up(run, lost)
   end
   if not restored then
