@@ -327,7 +327,7 @@ std::optional<SnapshotTransfer> ReplicaStore::transfer_idle(const Pending& next,
   if (made.wait_for(priority.limit(next.offer.bytes)) != std::future_status::ready) peers->stop();
   try {
     const SnapshotTransfer transfer = made.get();
-    priority.count_idle(next.offer.bytes, seconds_since(began));
+    priority.count_idle(transfer.transferred, seconds_since(began));
     return transfer;
   } catch (const Error&) {
     return std::nullopt;

@@ -74,6 +74,16 @@ void each_file_in(const std::filesystem::path& folder, Use use) {
   }
 }
 
+// What a store refuses here does not keep a snapshot from counting.
+template <typename Body>
+void unless_refused(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::bug) throw;
+  }
+}
+
 // What a process that is gone was writing, or had set aside to write over.
 bool is_orphan(const std::string& name) {
   if (was_left_unfinished(name)) return true;
@@ -360,9 +370,10 @@ RunSnapshots::Taken RunSnapshots::take(StateStore& state, bool in_memory, bool o
           if (store == nullptr) return written;
           try {
             self->renew(self->store_claim_);
-            for (const std::string& key : discarded) store->remove(key);
+            // What stays goes with older snapshots.
+            for (const std::string& key : discarded) unless_refused([&] { store->remove(key); });
             if (!written.empty()) self->send(*store, folder.with(written.front().path), bytes);
-            if (collects) self->send_vocabulary(*store, folder);
+            if (collects) unless_refused([&] { self->send_vocabulary(*store, folder); });  // or with the next
             if (collects) collect(store, needed);
             written.push_back({Tier::store, {}});
           } catch (const Error& error) {  // what is on the disk counts without it

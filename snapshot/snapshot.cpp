@@ -83,10 +83,21 @@ Snapshot choose(const Place& place, std::optional<int64_t> step, std::vector<std
   if (place.listed.empty()) fail_usage("'{}' holds no snapshot", place.name);
   if (step) {
     std::vector<std::string> steps;
+    std::vector<const ListedSnapshot*> found;  // several where the step was trained again
     for (const ListedSnapshot& candidate : place.listed) {
-      if (candidate.version.step == *step) return open_files_of(place, candidate.files, nullptr);
+      if (candidate.version.step == *step) found.push_back(&candidate);
       steps.push_back(std::to_string(candidate.version.step));
     }
+    for (const ListedSnapshot* candidate : found) {
+      if (found.size() == 1) break;
+      try {
+        Snapshot snapshot = open_files_of(place, candidate->files, nullptr);
+        if (snapshot.missing().empty()) return snapshot;
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::usage) throw;
+      }
+    }
+    if (!found.empty()) return open_files_of(place, found.front()->files, nullptr);
     fail_usage("'{}' holds no snapshot of step {}; it has steps {}", place.name, *step,
                fmt::join(steps.rbegin(), steps.rend(), ", "));
   }

@@ -112,13 +112,14 @@ local function vocabulary_beside(place)
 end
 
 local function copy_vocabulary(place, into)
-  local file = place .. "/vocabulary.json"
-  if into:match "^%w+://" then
-    if native.path_kind(file) == "file" then native.store_put(into, "vocabulary.json", file) end
-    return
-  end
   local vocabulary = vocabulary_beside(place)
-  if vocabulary then files.keep_vocabulary(into, vocabulary) end
+  if not vocabulary then return end
+  if not into:match "^%w+://" then return files.keep_vocabulary(into, vocabulary) end
+  local file = os.tmpname()
+  native.write_text(file, native.json_encode(vocabulary))
+  local ok, problem = pcall(native.store_put, into, "vocabulary.json", file)
+  os.remove(file)
+  if not ok then error(problem, 0) end
 end
 
 verbs.copy = { words = "PLACE FOLDER", sentence = "copy a snapshot, checked, into a folder of snapshots or a store",

@@ -456,7 +456,7 @@ end
 --- Some ranks leave the run after this step, which goes on without them: what only they have is written first, so that
 -- no step is repeated. All ranks call it; does not return on those that leave.
 function elastic.let_leave(self)
-  saving.go_on(self, true)
+  saving.finish(self)
   snapshots.take_now(self)
   self.cluster:all_gather ""   -- all have written
   self.notice_seen = nil

@@ -66,7 +66,7 @@ end
 --- Whether the run ends early: the recipe has called run:stop(), or `evaluate.patience` evaluations in a row have found
 -- no lower loss.
 function evaluation.is_over(run)
-  if run.ended then return true end
+  if run.ended and run.step >= run.ended then return true end
   local patience = run.arguments.evaluate.patience
   return patience ~= nil and run.since >= patience
 end

@@ -212,6 +212,7 @@ local function follow(self, reporter, step)
   saving.go_on(self)
   local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
   if due and not is_last then saving.beside_steps(self, "save") end   -- the last step is saved when all is done
+  self.is_over = is_last
   snapshots.after_step(self)
   self.followed = step.step
 end
@@ -294,7 +295,7 @@ end
 
 local function save_at_end(self, reporter)
   self.is_over = true
-  saving.go_on(self, true)
+  saving.finish(self)
   saving.say_best(self, reporter)
   if self.ended_by then reporter:say(("stopping: %s"):format(self.ended_by)) end
   if self.arguments.save and self.step > begun(self) then

@@ -174,8 +174,7 @@ end
 
 -- The step of the snapshot that is taken: where none is given, the latest complete one that the first rank finds, as
 -- others may find one that has become complete since. Nil of a saved model.
-local function step_on_first(run, given)
-  local place, _, step = checked(given)
+local function step_on_first(run, place, step)
   local is_store = place:match "^%w+://" ~= nil
   local found = together.by_first(run, function()
     if not is_store then access.check(place) end
@@ -188,12 +187,14 @@ end
 -- A model may be replaced while the ranks open it.
 local function require_same_step(run, source)
   local steps = run.cluster and run.cluster:all_gather(tostring(source.step)) or {}
-  for rank, step in ipairs(steps) do
-    if step ~= steps[1] then
-      errors.usage("run:restore: %s is of step %s on rank 0 and of step %s on rank %d; all need the same", source.what,
-        steps[1], step, rank - 1)
+  together.call(run, function()
+    for rank, step in ipairs(steps) do
+      if step ~= steps[1] then
+        errors.usage("run:restore: %s is of step %s on rank 0 and of step %s on rank %d; all need the same",
+          source.what, steps[1], step, rank - 1)
+      end
     end
-  end
+  end)
 end
 
 --- Replace weights, or all of the state, by those of elsewhere. All ranks call it at the same place.
@@ -204,9 +205,13 @@ function restoring.restore(run, given)
   local source, names, count
   local parts = {}   -- read, and so checked, before anything is replaced
   if run.snapshots then snapshots.settle(run) end
-  local step = step_on_first(run, given)
+  local asked = together.call(run, function()
+    local place, only, step = checked(given)
+    return { place = place, only = only, step = step }
+  end)
+  local place, only = asked.place, asked.only
+  local step = step_on_first(run, place, asked.step)
   local function prepare()
-    local place, only = checked(given)
     source = open(run, place, step, not only)
     if not only then
       record.require_alike(run, source.training, "run:restore: the run of " .. source.what,
@@ -229,7 +234,7 @@ function restoring.restore(run, given)
   if run.first_step then run.first_step = math.min(run.first_step, run.step - 1) end
   run.session.first_step = math.min(run.session.first_step, run.step - 1)
   if run.snapshots then
-    run.snapshot_taken = {}
+    snapshots.restart(run)
     if run.member then snapshots.take_now(run) end
   end
   if run.rank == 0 and not native.settings.quiet then

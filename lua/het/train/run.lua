@@ -360,7 +360,7 @@ end
 
 --- End the training after this step, as if it had been the last: what is due at the end is done. All ranks call it at
 -- the same place.
-function Run:stop() self.ended = self.step end
+function Run:stop() self.ended = self.step or 0 end
 
 --- Whether this rank, or with several any of them, shall stop here.
 function Run:asked_to_stop(stopped)

@@ -149,9 +149,9 @@ local function beside(run, field, write, ...)
   native.write("stderr", ("the save in %s was not written: %s; training goes on\n"):format(run.arguments[field], why))
 end
 
---- Go on with the saves that run beside the steps: write what has been copied. `wait`: until it is on the disk.
-function saving.go_on(run, wait)
-  for _, field in ipairs(fields) do beside(run, field, go_on_with, wait) end
+--- Go on with the saves that run beside the steps: write what has been copied.
+function saving.go_on(run)
+  for _, field in ipairs(fields) do beside(run, field, go_on_with) end
 end
 
 local function drop(run, field)
@@ -181,17 +181,27 @@ function saving.finish_failed(run, problem)
   return wrong
 end
 
+-- Finish the saves of some fields. All ranks call it.
+local function finish(run, list)
+  together.in_time(run, function()
+    for _, field in ipairs(list) do
+      beside(run, field, go_on_with)
+      while run.saving[field] do
+        native.sleep(0.005)
+        together.wait(run)
+        beside(run, field, go_on_with)
+      end
+    end
+  end)
+end
+
+--- Finish the saves that run beside the steps. All ranks call it.
+function saving.finish(run) finish(run, fields) end
+
 --- Save at once, in a folder that the caller has checked: what it holds is replaced. All ranks call it.
 function saving.now(run, folder)
   mark_save(run, folder)   -- every rank: any of them may write the next one
-  together.in_time(run, function()
-    saving.go_on(run)
-    while next(run.saving) do
-      native.sleep(0.005)
-      together.wait(run)
-      saving.go_on(run)
-    end
-  end)
+  saving.finish(run)
   local state = run:gather()
   together.in_time(run, function()
     if not state then return end
@@ -328,7 +338,7 @@ end
 function saving.beside_steps(run, field)
   local folder = folder_of_steps(run, field)
   mark_save(run, folder)   -- every rank: any of them may write the next one
-  beside(run, field, go_on_with, true)
+  finish(run, { field })
   collectgarbage()   -- lets go of what was saved last: memory of a copy is used again
   local state = run:gather()
   if state then beside(run, field, begin_beside, folder, state) end

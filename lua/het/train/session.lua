@@ -101,6 +101,21 @@ local function read_loss(self, executor)
   return executor:number "loss", figures
 end
 
+-- Each machine has read what it finds of a save. All ranks call it.
+local function require_same_step(run)
+  if not run.cluster then return end
+  local steps = run.cluster:all_gather(("step %d"):format(run.step))
+  together.call(run, function()
+    for rank, step in ipairs(steps) do
+      if step ~= steps[1] then
+        errors.usage("the ranks find different states to go on from: rank 0 that of %s, rank %d that of %s; %s is "
+          .. "needed on each machine, in a folder that all share or as a copy", steps[1], rank - 1, step,
+          run.arguments.save or run.arguments.snapshot.folder)
+      end
+    end
+  end)
+end
+
 -- What this rank's program of the training graph needs of the state, from the ranks that have it, else from snapshots.
 -- A step that was decided and not finished is finished first: then its loss is known. Nothing happens where there is no
 -- state anywhere.
@@ -118,6 +133,7 @@ local function take_state(self, graph, program, before)
     run.unrecoverable = true   -- here alone, as without memory: the others go on
     errors.raise("peer", "%s", (errors.describe(restored)))
   elseif lost then
+    if run.resume and not run.has_state then require_same_step(run) end
     if not run.has_state and (run.step > 0 or not run.resume) then   -- from the last save, or from the start
       return snapshots.say_not_whole(run, lost)
     end
@@ -152,18 +168,6 @@ local function take_state(self, graph, program, before)
     run.loss, figures = read_loss(before, before.trainer)
     run.last_step = { step = run.step, loss = run.loss, lr = run.arguments.optimizer:rate(run.step,
       run.arguments.steps), gradient_norm = before.trainer:number "gradient_norm", seconds = 0, figures = figures }
-  end
-end
-
--- Each machine has read what it finds of a save. All ranks call it.
-local function require_same_step(run)
-  local steps = run.cluster and run.cluster:all_gather(("step %d"):format(run.step)) or {}
-  for rank, step in ipairs(steps) do
-    if step ~= steps[1] then
-      errors.usage("the ranks find different states to go on from: rank 0 that of %s, rank %d that of %s; %s is needed "
-        .. "on each machine, in a folder that all share or as a copy", steps[1], rank - 1, step,
-        run.arguments.save or run.arguments.snapshot.folder)
-    end
   end
 end
 

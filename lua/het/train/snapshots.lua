@@ -76,6 +76,18 @@ function snapshots.begin_state(run)
   if store and run.overwrite and run.rank == 0 then native.store_clear(store) end
 end
 
+-- Steps after which the next snapshots are taken: those that are near, whatever was counted before.
+local function begin_counting(run)
+  run.memory_pause, run.memory_again, run.memory_next = 1, 0, 0
+  run.disk_next, run.disk_pause = run.step + pace.first_steps, 1
+end
+
+--- The run goes on after another step (run:restore), of which there is no snapshot.
+function snapshots.restart(run)
+  run.snapshot_taken, run.disk_due = {}, false
+  begin_counting(run)
+end
+
 -- Ranks that join do not know which snapshots were taken before, nor whether one waits for the one before it. All ranks
 -- take a snapshot after the same step, so all go by what any of them knows.
 local function share_what_was_taken(run)
@@ -105,8 +117,8 @@ function snapshots.follow(run, program)
       .. "of the state goes back to one on disk, or ends the run", short, text.bytes(memory.own_bytes),
       text.bytes(memory.limit_bytes))
   end
-  run.cleaned, run.memory_pause, run.memory_again, run.memory_next = false, 1, 0, 0
-  run.disk_next, run.disk_pause = run.step + pace.first_steps, 1
+  run.cleaned = false
+  begin_counting(run)
   if run.pace then pace.follow(run.pace) end
   if run.disk_pace then pace.follow(run.disk_pace) end
 end
@@ -199,19 +211,24 @@ local function say_failures(run, place, own, sentence)
   return true
 end
 
--- The first process of each machine keeps the vocabulary beside the snapshots.
-local function keep_vocabulary(run)
+-- The first process of each machine keeps the vocabulary beside the snapshots. It is there before the first one, which
+-- is sent with it; `early`: what fails then is tried again, and said, when that is whole.
+local function keep_vocabulary(run, early)
   local file = run.arguments.snapshot.folder .. "/vocabulary.json"
   local is_kept = run.vocabulary_kept and (run.vocabulary_kept == "none" or native.path_kind(file) == "file")
   if is_kept or not together.is_first_of_machine() then return end
   local vocabulary = run.arguments.data:vocabulary()
   run.vocabulary_kept = vocabulary and "kept" or "none"
   if not vocabulary then return end
-  local ok, why = pcall(files.keep_vocabulary, run.arguments.snapshot.folder, vocabulary)
+  local ok, why = pcall(function()
+    native.make_folder(run.arguments.snapshot.folder)
+    files.keep_vocabulary(run.arguments.snapshot.folder, vocabulary)
+  end)
   if not ok and select(2, errors.describe(why)) == "bug" then error(why, 0) end   -- the folder may have been removed
   -- Processes of one folder may write it at the same time.
   local there = native.path_kind(file) == "file"
-  if not ok and not there then warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why))) end
+  if ok or there or early then return end
+  warn("the vocabulary is not beside the snapshots: %s", (errors.describe(why)))
 end
 
 -- Why what a task wrote to disk did not reach the store; nil where it did.
@@ -226,6 +243,7 @@ end
 -- The snapshot on disk that this rank has begun is whole on all: of those before it `keep` - 1 stay.
 local function is_on_disk(run)
   local task = run.snapshotting.disk
+  keep_vocabulary(run)
   say_written(run, "on disk")
   run.disk_pause = 1
   if run.disk_pace then run.disk_next = task:step() + pace.next_steps(run.disk_pace, run) end
@@ -249,7 +267,7 @@ local function take(run, in_memory, on_disk)
     about = record.of(run) }
   local under_way = run.snapshotting
   local began = native.clock()
-  if on_disk then keep_vocabulary(run) end
+  if on_disk and not run.vocabulary_kept then keep_vocabulary(run, true) end
   local ok, memory, disk = pcall(run.snapshots.take, run.snapshots, run.state, taken)
   if on_disk then run.newest_begun = math.max(run.newest_begun or 0, run.step) end
   run.snapshot_seconds = run.snapshot_seconds + native.clock() - began
@@ -394,8 +412,10 @@ function snapshots.now(run)
     take(run, in_memory, on_disk)
     local problem = settle(run)
     run.session:say { stop = run.stopped }   -- of what was settled nothing more
-    if problem then
+    if problem and snapshots.step_of(run, "disk") ~= run.step then
       errors.raise("environment", "the snapshot after step %d is not complete: %s", run.step, problem)
+    elseif problem and run.rank == 0 then
+      warn("the snapshot after step %d is on disk, and not in memory: %s", run.step, problem)
     end
   end
   run.disk_due = false
