@@ -457,7 +457,14 @@ std::string without_overlap(const Report& report) {
                       report.meshes.empty() ? "" : " along one axis", show_seconds(report.bound_seconds));
   text += fmt::format("; the cheapest found takes {} (gap {:.1f} %)", show_seconds(report.cheapest_seconds),
                       100 * report.gap);
-  if (report.cheapest_seconds < 0.999 * report.seconds) text += "; with overlap the plan shown is faster";
+  if (report.cheapest_seconds < 0.999 * report.seconds)
+    text += "; with overlap the plan shown is faster than that one";
+  // Of the simulated step, and in no program's sum.
+  const double launches = report.parts.compute + report.parts.update - report.compute_seconds;
+  constexpr double kNoticeable = 0.02;
+  if (!report.has_mesh && launches > kNoticeable * report.simulated_seconds)
+    text += fmt::format("; beside these sums {} of a step are launches, which all programs take alike",
+                        show_seconds(launches));
   return text + fmt::format("; {} searches in {}\n", report.searches, show_seconds(report.search_seconds));
 }
 
@@ -529,6 +536,9 @@ std::string to_text(const Report& report) {
         show_bytes(device.memory_bytes), show_bytes(device.limit_bytes), is_one ? "" : ", each");
     d = end;
   }
+  if (report.devices.size() > 1)
+    text +=
+        "note: these programs use all devices; --policy=auto also looks at pipelines, and at fewer devices\n";
   for (const std::string& op : report.whole)
     text += fmt::format("note: {} has no sharding rules; every device runs all of it\n", op);
   text +=

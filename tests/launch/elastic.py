@@ -428,6 +428,13 @@ class Elastic(unittest.TestCase):
         _, err = self.ended(self.start('--snapshots=kept', '--resume', workers=2, elastic='1:2'))
         self.assertRegex(err, r'at least 0 steps repeated')
 
+    def test_a_run_that_has_ended_and_goes_on_knows_all_that_was(self):
+        self.steps = 20   # whose snapshot is due after its last step
+        self.ended(self.start('--snapshots=kept', workers=2, elastic='1:2'))
+        self.steps = 30
+        _, err = self.ended(self.start('--snapshots=kept', '--resume', workers=2, elastic='1:2'))
+        self.assertRegex(err, r'\n0 ranks went, 0 came, 0 steps repeated')
+
     def test_a_rank_that_stands_still_does_not_keep_the_launcher(self):
         process = self.start_held({10: 0}, '--timeout=2s')
         self.until_step(process, 9)

@@ -266,7 +266,7 @@ local function plan_of(program, run, path, file)
   local plan = file and plan_in(program, file, "plan") or run.arguments.plan
   if not plan or plan.automatic then
     errors.usage("%s has no `plan` to simulate%s; `hetrun plan` finds one, and --plan=FILE takes one", path,
-      plan and " but the planner's, het.plan.auto" or "")
+      plan and " but one that the planner finds (het.plan.auto or het.plan.hap)" or "")
   end
   return require("het.plan").resolve(plan, run.arguments.batch)
 end

@@ -48,6 +48,11 @@ local function use_all(self)
   end
 end
 
+local function refuse_ranks(devices, count)
+  errors.usage("the plan is for %s, %s; start the recipe with --workers %d", text.plural(devices, "device"),
+    count == 1 and "this process is alone" or ("%d ranks are here"):format(count), devices)
+end
+
 --- A plan for several devices needs as many ranks; ranks without a plan are replicas that share the batch evenly.
 function meeting.settle_plan(self)
   local a, count = self.arguments, self.cluster and self.cluster:size() or 1
@@ -56,8 +61,7 @@ function meeting.settle_plan(self)
     if devices ~= count and self.member then
       errors.usage("the plan is for %s, %d ranks are here (run.ranks)", text.plural(devices, "device"), count)
     elseif devices ~= count then
-      errors.usage("the plan is for %s, %s; start the recipe with --workers %d", text.plural(devices, "device"),
-        count == 1 and "this process is alone" or ("%d ranks are here"):format(count), devices)
+      refuse_ranks(devices, count)
     end
   elseif count > 1 then
     self.plan = plan.replicas(count, a.batch, a.microbatch)
@@ -190,7 +194,13 @@ function meeting.join(self)
     answer = begun()
     self.plan = plan.resolve(require("het.plan.planning").from_lua(answer.lua), a.batch)
   end
-  self.pace = a.pace and native.pace(a.pace, plan.devices(self.plan or errors.usage("train.pace needs a plan")))
+  if a.pace then
+    local devices = plan.devices(self.plan or errors.usage("train.pace needs the devices before the ranks meet: %s",
+      automatic and "give the planner the cluster, as in het.plan.auto { cluster = cluster }" or "a `plan` names them"))
+    local count = tonumber(os.getenv "WORLD_SIZE" or "1")
+    if not settings.elastic and #devices ~= count then refuse_ranks(#devices, count) end
+    self.pace = native.pace(a.pace, devices)
+  end
   local joining = {
     rendezvous = rendezvous_of(a), interface = settings.interface, run = a.name,
     secret_file = settings.secret_file, timeout = settings.timeout, warn_after = settings.warn_after,
