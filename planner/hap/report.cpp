@@ -37,7 +37,8 @@ class Lister {
         group_(*request.group),
         program_(program),
         axis_(axis),
-        costs_(*request.table, *request.group, request.microbatches) {
+        costs_(*request.table, *request.group, request.microbatches),
+        node_names_(node_names(graph_)) {
     costs_.set_outer(request.outer);
   }
 
@@ -45,7 +46,7 @@ class Lister {
     std::map<ValueId, std::vector<const Conversion*>> of_value;
     for (const Conversion& conversion : program_.conversions)
       of_value[conversion.value].push_back(&conversion);
-    const std::vector<std::string> names = node_names(graph_);
+    const std::vector<std::string>& names = node_names_;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) all_[{pattern_of(names[n], ". "), false}][n] = names[n];
     for (size_t i = 0; i < graph_.values.size(); ++i) {
       std::string name = name_of_value(static_cast<ValueId>(i));
@@ -108,7 +109,7 @@ class Lister {
   std::string name_of_value(ValueId id) const {
     const Value& value = graph_.values[static_cast<size_t>(id)];
     if (!value.name.empty() || value.producer < 0) return value.name;
-    return name_of(graph_, graph_.nodes[static_cast<size_t>(value.producer)]) +
+    return node_names_[static_cast<size_t>(value.producer)] +
            (value.output == 0 ? "'s result" : fmt::format("'s result {}", value.output + 1));
   }
 
@@ -211,6 +212,7 @@ class Lister {
   const ShardingProgram& program_;
   const int axis_;
   ShardingCosts costs_;
+  const std::vector<std::string> node_names_;
   std::vector<Instruction> list_;
   std::vector<Named> names_;                           // of each of the list
   std::map<std::pair<std::string, bool>, Named> all_;  // by pattern: nodes, or (true) values
