@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "core/base/error.h"
+#include "core/base/nearest.h"
 #include "core/io/file.h"
 #include "planner/assignment/problem.h"
 
@@ -36,6 +37,13 @@ class Reader {
  private:
   [[noreturn]] void fail_here(const std::string& what) const {
     fail_usage("byte {}: {}", at_ - begin_, what);
+  }
+  // False: the field is another program's.
+  static bool refuse_misspelt(const char* place, const std::string& key,
+                              const std::vector<std::string>& names) {
+    const std::string near = nearest_name(key, names);
+    if (!near.empty()) fail_usage("{}{} is no field; did you mean {}?", place, key, near);
+    return false;
   }
   static void once(bool& seen, const char* field) {
     if (seen) fail_usage("the field {} appears twice", field);
@@ -170,7 +178,7 @@ class Reader {
       if (key == "usage_limit") return once(has_limit_, "problem.usage_limit"), read_limit(), true;
       if (key == "nodes") return once(has_nodes_, "problem.nodes"), read_nodes(), true;
       if (key == "edges") return once(has_edges_, "problem.edges"), read_edges(), true;
-      return false;
+      return refuse_misspelt("problem.", key, {"name", "usage_limit", "nodes", "edges"});
     });
   }
   void read_limit() {
@@ -189,7 +197,7 @@ class Reader {
         return once(has_costs_, "problem.nodes.costs"), costs_ = rows("problem.nodes.costs"), true;
       if (key == "usages")
         return once(has_usages_, "problem.nodes.usages"), usages_ = rows("problem.nodes.usages"), true;
-      return false;
+      return refuse_misspelt("problem.nodes.", key, {"intervals", "costs", "usages"});
     });
   }
   void read_edges() {

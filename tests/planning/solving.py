@@ -154,6 +154,8 @@ class Solving(Case):
         self.assertIn('at time 50 the nodes use 50 at least, which is 1 above the limit 49',
                       changed(lambda p: p.__setitem__('usage_limit', 49)))
         self.assertIn('the field problem.nodes.costs is missing', changed(lambda p: p['nodes'].pop('costs')))
+        self.assertIn('problem.usagelimit is no field; did you mean usage_limit?',
+                      changed(lambda p: p.__setitem__('usagelimit', p.pop('usage_limit'))))
         self.assertIn('instance.json', self.refused('solve', self.write('{"problem": ')))
         self.assertIn('byte', self.refused('solve', self.write('{"problem": 3}')))
         file = self.write(EXAMPLE)
