@@ -21,7 +21,7 @@ from network import Network
 from scenarios import Cluster, is_step
 
 STEPS, WARMUP = 24, 5
-LAYERS, WIDTH, BATCH = 6, 512, 72   # steps of about a second on one processor
+LAYERS, WIDTH, BATCH = 6, 512, 120   # steps of about a second on one processor
 REST = 0.75   # of a step with a quarter of the batch
 LINK = '10gbit'
 STATE_BYTES = 12 * LAYERS * 12 * WIDTH ** 2 / 2   # of a rank: weights of the blocks and AdamW's two moments, in f32
