@@ -87,8 +87,9 @@ end
 -- in the generation that the others come from; `called`, `followed`: the last steps whose on_step, and all that follows
 -- them, has been; `phases` of the run that are done (het.train.loop), and whether the first was `interrupted`;
 -- `offset`: of the cursor from the samples that the run's steps took; `reached`: the last step before the loss, where
--- another one has broken off what followed it; `host`, `price` and `link` of the machine; `nonce`: of the generation,
--- if this is its first rank; `number`: of the run, nil on a rank that comes in.
+-- another one has broken off what followed it; `ended`: the step whose on_step has called run:stop(); `host`, `price`
+-- and `link` of the machine; `nonce`: of the generation, if this is its first rank; `number`: of the run, nil on a rank
+-- that comes in.
 local function exchange(self)
   local own = { left_behind = self.left_behind, host = native.host(), price = native.settings.price,
     nonce = native.random_number(), number = self.number, link = ranks.own_link(self) }

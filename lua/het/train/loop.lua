@@ -212,7 +212,7 @@ local function follow(self, reporter, step)
   saving.go_on(self)
   local due = a.save and a.save_every > 0 and step.step % a.save_every == 0
   if due and not is_last then saving.beside_steps(self, "save") end   -- the last step is saved when all is done
-  self.is_over = is_last
+  self.is_over = is_last   -- for what is kept with a snapshot (record.of)
   snapshots.after_step(self)
   self.followed = step.step
 end
