@@ -282,6 +282,12 @@ void ReplicaStore::fetch(const Pending& next) {
   next.outcome->finish(made);
 }
 
+SnapshotTransfer ReplicaStore::transfer_from(PeerSnapshots& peers, const Pending& next,
+                                             const FetchOptions& options) const {
+  return peers.fetch(parse_endpoint(next.offer.from), next.offer.file,
+                     Path(options_.folder).child(next.offer.file), options);
+}
+
 // Throws what PeerSnapshots::fetch does.
 SnapshotTransfer ReplicaStore::transfer(const Pending& next, const FetchOptions& options) {
   FetchPriority& priority = priorities_[next.name.rank];
@@ -290,8 +296,7 @@ SnapshotTransfer ReplicaStore::transfer(const Pending& next, const FetchOptions&
     priority.give_up_idle();
   }
   const auto began = std::chrono::steady_clock::now();
-  const SnapshotTransfer made = peers_.fetch(parse_endpoint(next.offer.from), next.offer.file,
-                                             Path(options_.folder).child(next.offer.file), options);
+  const SnapshotTransfer made = transfer_from(peers_, next, options);
   priority.count_normal(next.offer.bytes, seconds_since(began));
   return made;
 }
@@ -318,8 +323,7 @@ std::optional<SnapshotTransfer> ReplicaStore::transfer_idle(const Pending& next,
   try {
     made = std::async(std::launch::async, [&] {
       take_idle_priority();
-      return peers->fetch(parse_endpoint(next.offer.from), next.offer.file,
-                          Path(options_.folder).child(next.offer.file), options);
+      return transfer_from(*peers, next, options);
     });
   } catch (const std::system_error&) {  // the machine has no thread left
     return std::nullopt;

@@ -83,6 +83,8 @@ class ReplicaStore {
   void run();
   void fetch(const Pending& next);
   SnapshotTransfer transfer(const Pending& next, const FetchOptions& options);
+  SnapshotTransfer transfer_from(PeerSnapshots& peers, const Pending& next,
+                                 const FetchOptions& options) const;
   std::shared_ptr<PeerSnapshots> idle_peers();
   std::optional<SnapshotTransfer> transfer_idle(const Pending& next, const FetchOptions& options);
   std::string problem_of(const SnapshotOffer& offer, const SnapshotName& name) const;

@@ -28,7 +28,7 @@ local opt = het.options {
   snapshot_every = { 5, "steps between these", min = 1 },
   store    = { "", "gets a copy of each" },
   eager    = { false, "take in who waits to join, whether it pays or not" },
-  renew    = { 0, "steps between two that follow the same plan anew; 0: none", min = 0 },
+  renew    = { 0, "steps between two that begin the same plan again; 0: none", min = 0 },
   collect  = { false, "gather the weights after each step, which takes all ranks" },
 }
 local corpus = data.text { path = "text.txt", tokenizer = "char", holdout = 0.1 }

@@ -186,14 +186,9 @@ end
 
 -- A model may be replaced while the ranks open it.
 local function require_same_step(run, source)
-  local steps = run.cluster and run.cluster:all_gather(tostring(source.step)) or {}
-  together.call(run, function()
-    for rank, step in ipairs(steps) do
-      if step ~= steps[1] then
-        errors.usage("run:restore: %s is of step %s on rank 0 and of step %s on rank %d; all need the same",
-          source.what, steps[1], step, rank - 1)
-      end
-    end
+  together.require_same(run, tostring(source.step), function(first, rank, theirs)
+    return ("run:restore: %s is of step %s on rank 0 and of step %s on rank %d; all need the same"):format(source.what,
+      first, theirs, rank)
   end)
 end
 

@@ -103,16 +103,10 @@ end
 
 -- Each machine has read what it finds of a save. All ranks call it.
 local function require_same_step(run)
-  if not run.cluster then return end
-  local steps = run.cluster:all_gather(("step %d"):format(run.step))
-  together.call(run, function()
-    for rank, step in ipairs(steps) do
-      if step ~= steps[1] then
-        errors.usage("the ranks find different states to go on from: rank 0 that of %s, rank %d that of %s; %s is "
-          .. "needed on each machine, in a folder that all share or as a copy", steps[1], rank - 1, step,
-          run.arguments.save or run.arguments.snapshot.folder)
-      end
-    end
+  local place = run.arguments.save or run.arguments.snapshot.folder
+  together.require_same(run, ("step %d"):format(run.step), function(first, rank, theirs)
+    return ("the ranks find different states to go on from: rank 0 that of %s, rank %d that of %s; %s is needed on "
+      .. "each machine, in a folder that all share or as a copy"):format(first, rank, theirs, place)
   end)
 end
 
@@ -140,7 +134,7 @@ local function take_state(self, graph, program, before)
     run.unrecoverable = true
     if not run.has_state then
       together.call(run, places.require_states, run, graph)
-      lost = lost .. "; where what lacks will not come back, --overwrite begins the run anew"
+      lost = lost .. "; where what lacks will not come back, --overwrite starts the run over"
     end
     together.give_up(run, lost)
   end

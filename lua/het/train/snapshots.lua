@@ -501,7 +501,7 @@ function snapshots.say_warnings(run)
   say(run, run.snapshots and run.snapshots:warnings() or {})
 end
 
---- A run whose ranks were all lost has left no snapshot, and begins anew.
+--- A run whose ranks were all lost has left no snapshot, and starts over.
 function snapshots.say_none(run)
   if not together.goes_on(run) or run.cluster:rank() > 0 then return end
   warn("neither a rank nor a snapshot has the state of this run; it begins after step %d", run.step)

@@ -85,6 +85,19 @@ function together.expected(name, fn)
   return function(run, ...) return results_of(run, name, pcall(fn, run, ...)) end
 end
 
+--- Raise a mistake on all ranks where they do not all have the same text. All ranks call it.
+-- @string own what this rank has
+-- @tparam function describe (first rank's text, number of the first rank that differs, its text) -> the sentence
+function together.require_same(run, own, describe)
+  if not run.cluster then return end
+  local all = run.cluster:all_gather(own)
+  together.call(run, function()
+    for rank, theirs in ipairs(all) do
+      if theirs ~= all[1] then errors.usage("%s", describe(all[1], rank - 1, theirs)) end
+    end
+  end)
+end
+
 --- What the first rank's fn(...) returns, a text, on all ranks; its error is raised on all. All ranks call it.
 function together.by_first(run, fn, ...)
   if not run.cluster then return fn(...) end
